@@ -104,38 +104,44 @@ SETUPS = {
 
 def main() -> None:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw, allow_abbrev=False)
     parser.add_argument("part", choices=("train", "run", "table"))
     parser.add_argument("work", type=Path)
     parser.add_argument("--model", choices=SETUPS, default="lab")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 4, 8, 15])
-    parser.add_argument("--out", type=Path, default=Path("drafters.csv"))
-    parser.add_argument("--plot", type=Path)
-    a, further = parser.parse_known_args()
+    parser.add_argument("--out", type=Path, help="of table")
+    parser.add_argument("--plot", type=Path, help="of table")
+    a, ssbench_args = parser.parse_known_args()
     setup = SETUPS[a.model]
     if a.part == "table":
-        if further:
-            parser.error(f"table does not know {' '.join(further)}")
+        if ssbench_args or a.out is None:
+            parser.error(f"table does not know {' '.join(ssbench_args)}" if ssbench_args else "table needs --out")
         write_table(a.work, setup.drafters, a.seeds, a.nodes, a.out, a.plot)
         return
+    if a.out or a.plot or "--seed" in ssbench_args:
+        parser.error("--out and --plot are of table; the seed is one of --seeds")
     for seed in a.seeds:
         if a.part == "train":
             drafters = ",".join(drafter.train for drafter in setup.drafters.values())
             ssbench(
-                "train", "together", "--regenerate-responses", "--model", a.model, *words(setup.train),
-                "--cooldown", 0.25, "--seed", seed, "--drafters", drafters, "--out", a.work / f"seed{seed}", *further,
+                "train", "together", "--regenerate-responses", "--model", a.model, *to_args(setup.train),
+                "--cooldown", 0.25, "--seed", seed, "--drafters", drafters, "--out", a.work / f"seed{seed}",
+                *ssbench_args,
             )  # fmt: skip
         else:
             methods = [spec.label for *_, spec in specs(setup.drafters, a.work / f"seed{seed}", a.nodes)]
+            if not methods:
+                parser.error(f"{a.work / f'seed{seed}'} has no drafters of --model {a.model}")
             out = a.work / f"run{seed}"
             ssbench(
-                "run", "--suite", "specbench", "--model", a.model, "--record-drafts", 0, *words(setup.run),
-                "--methods", ",".join(methods), "--out", out, *(["--resume"] if out.exists() else []), *further,
+                "run", "--suite", "specbench", "--model", a.model, "--record-drafts", 0, *to_args(setup.run),
+                "--methods", ",".join(methods), "--out", out, *(["--resume"] if out.exists() else []), *ssbench_args,
             )  # fmt: skip
 
 
-def words(options: Mapping[str, Any]) -> list[Any]:
+def to_args(options: Mapping[str, Any]) -> list[Any]:
     """Return options as words of a command line."""
     return [word for name, value in options.items() for word in (f"--{name}", value)]
 
@@ -200,15 +206,15 @@ def write_table(
     table.to_csv(out, index=False)
     curve.to_csv(out.with_name(f"{out.stem}-training.csv"), index=False)
     if plot is not None:
-        figure(table, curve).write_html(plot, config={"displayModeBar": False})
+        figure(table, curve, list(drafters)).write_html(plot, config={"displayModeBar": False})
 
 
-def figure(table: pd.DataFrame, curve: pd.DataFrame) -> go.Figure:
+def figure(table: pd.DataFrame, curve: pd.DataFrame, drafters: Sequence[str]) -> go.Figure:
     """Return tau against relative step time, and the estimated tau by training step; means over seeds."""
-    drawn = make_subplots(cols=2, subplot_titles=("tau against relative step time (2 to 15 nodes)", "training"))
+    drawn = make_subplots(cols=2, subplot_titles=("tau against relative step time, by drafted nodes", "training"))
     mean = table.groupby(["drafter", "form", "nodes"], sort=False)[["mean_acceptance_length", "relative_step_time"]]
     points, learning = mean.mean().reset_index(), curve.groupby(["drafter", "step"], sort=False).mean().reset_index()
-    for colour, name in zip(COLOURS, curve.drafter.unique(), strict=False):
+    for colour, name in zip(COLOURS, drafters, strict=False):
         for form, dash in (("tree", "solid"), ("chain", "dot")):
             some = points[(points.drafter == name) & (points.form == form)]
             drawn.add_scatter(

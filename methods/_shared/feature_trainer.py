@@ -13,7 +13,7 @@ from specbench_ss.engine.target import FINAL
 from specbench_ss.methods._shared.draft_vocabulary import set_draft_vocab
 from specbench_ss.methods._shared.drafter_network import Rotary
 from specbench_ss.training.batch import BaseStates, Batch
-from specbench_ss.training.losses import distribution_losses, sums_of_logits
+from specbench_ss.training.losses import checkpoint_if_large, distribution_losses
 from specbench_ss.training.trainer import DrafterTrainer
 
 
@@ -59,7 +59,7 @@ class FeatureTrainer(DrafterTrainer):
         at = (batch.anchors.at[:, : out.shape[1]] + 1 + k)[labelled]
         true = states.final[labelled.nonzero()[:, 0], at]  # [n, h], the target's state before each label
         inputs = out[labelled], true, labels[labelled]
-        return sums_of_logits(self._sums, len(true) * self.target.vocab_size, *inputs)
+        return checkpoint_if_large(self._sums, self.ahead * len(true) * self.target.vocab_size, *inputs)
 
     def _sums(self, states: Tensor, true: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return sums over n positions of the loss and of correct predictions.

@@ -40,10 +40,10 @@ from specbench_ss.training.batch import BaseStates, Batch
 from specbench_ss.training.losses import (
     LOSS_HELP,
     LossKind,
+    checkpoint_if_large,
     distribution_losses,
     loss_option,
     mean_loss,
-    sums_of_logits,
 )
 
 BLOCKS_PER_PASS = 32  # of a row: their positions are keys of the same pass, hidden from the other blocks
@@ -214,7 +214,7 @@ class DFlashTrainer(BlockTrainer):
         labelled = labels != -100
         rows, at = labelled.nonzero()[:, 0], (batch.anchors.at + 1 + k)[labelled]
         inputs = out[labelled], states.final[rows, at], batch.ids[rows, at], labels[labelled]
-        return sums_of_logits(self._selector_sums, len(rows) * self.target.vocab_size, *inputs)
+        return checkpoint_if_large(self._selector_sums, self.ahead * len(rows) * self.target.vocab_size, *inputs)
 
     def _selector_sums(self, states: Tensor, true: Tensor, before: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return sums over n positions of the block's and the selector's loss, and of correct predictions.
@@ -296,7 +296,9 @@ class DSparkTrainer(DFlashTrainer):
         memory, sums, hits = self.module.correction.start(out[:, 0]), [], []
         for k in range(self.ahead):
             inputs = (out[:, k], true[:, k], before[:, k], labels[:, k].contiguous(), memory)
-            total, right, memory = sums_of_logits(self._position, len(out) * self.target.vocab_size, *inputs)
+            total, right, memory = checkpoint_if_large(
+                self._position, self.ahead * len(out) * self.target.vocab_size, *inputs
+            )
             sums.append(total)
             hits.append(right)
         weights = torch.exp(torch.arange(self.ahead, device=at.device) / -self.options.decay)

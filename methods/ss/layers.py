@@ -18,11 +18,11 @@ from transformers import AttentionInterface
 
 from specbench_ss.engine.architectures import Block
 from specbench_ss.engine.attention import grouped_attention
-from specbench_ss.engine.cpu_kernels import FusedBlock, PrepackedLinear, PrepackFormat, is_half
+from specbench_ss.engine.cpu_kernels import FusedBlock, PrepackedLinear, PrepackFormat
 from specbench_ss.engine.cuda_graphs import StaticRows
 from specbench_ss.engine.device_map import to_device
 from specbench_ss.engine.kv_cache import BatchedKVCache
-from specbench_ss.engine.native_cpu import MOST_ROWS, NativeLayer
+from specbench_ss.engine.native_cpu import MOST_ROWS, NativeLayer, NativeLinear
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ss.config import StreamConfig, StreamPosition
 
@@ -202,6 +202,7 @@ AttentionInterface.register(NAME, top_p_attention)
 
 
 TOP_P_FALLBACK = "stream_attention_top_p"
+PACKED = ("down", "up", "init_down", "init_up")  # weights of which decoding keeps packed copies
 
 
 class Streams(nn.Module):
@@ -240,7 +241,7 @@ class Streams(nn.Module):
 
         pack: of weights in inference.
         """
-        if self.config.init_rank and self._packs(main, pack):
+        if self.config.init_rank and self._uses_packed(main, pack):
             down, up = self._packed_pair(None, pack)
             main = main + up(down(main))
         elif self.config.init_rank:
@@ -250,24 +251,22 @@ class Streams(nn.Module):
 
     def adapt(self, layer: int, x: Tensor, pack: PrepackFormat = "") -> Tensor:
         """Apply the stream adapter of the layer-th MSA layer: [B, r, h] -> [B, r, h]. pack: of weights in inference."""
-        if self._packs(x, pack):
+        if self._uses_packed(x, pack):
             down, up = self._packed_pair(layer, pack)
             return up(F.silu(down(x)))
         weights = self._adapter(layer, x.device)
         return F.linear(F.silu(F.linear(x, weights[0])), weights[1])
 
-    def _packs(self, x: Tensor, pack: PrepackFormat) -> bool:
-        """Return True if x is multiplied by packed weights, which are dropped where the weights have changed."""
-        if not pack or x.device != self.prune_down.device or not torch.is_inference_mode_enabled():
-            return False
-        weights = [getattr(self, name) for name in ("down", "up", "init_down", "init_up") if hasattr(self, name)]
-        version = (pack, *((w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights))
-        if version != self.packed_version:  # evaluation in training
-            self.packed, self.native, self.packed_version = {}, {}, version
-        return True
+    def _uses_packed(self, x: Tensor, pack: PrepackFormat) -> bool:
+        """Return True if x is multiplied by packed weights."""
+        return bool(pack) and x.device == self.prune_down.device and torch.is_inference_mode_enabled()
 
     def _packed_pair(self, layer: int | None, pack: PrepackFormat) -> tuple[PrepackedLinear, PrepackedLinear]:
-        """Return a layer's adapter, or f_eta."""
+        """Return a layer's adapter, or f_eta; packed again if weights have changed (evaluation in training)."""
+        weights = [p for name, p in self._parameters.items() if name in PACKED and p is not None]
+        version = (pack, *((w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights))
+        if version != self.packed_version:
+            self.packed, self.native, self.packed_version = {}, {}, version
         if layer not in self.packed:
             down, up = (self.init_down, self.init_up) if layer is None else (self.down[layer], self.up[layer])
             self.packed[layer] = PrepackedLinear(down, None, pack), PrepackedLinear(up, None, pack)
@@ -276,12 +275,15 @@ class Streams(nn.Module):
     def _native(self, layer: int, block: Block, x: Tensor, pack: PrepackFormat) -> NativeLayer | None:
         """Return the native MLP of a layer with its adapter; None where that does not apply."""
         native = block.native if isinstance(block, FusedBlock) else None
-        if native is None or not native.has_mlp or len(x) > 1 or x.shape[1] > MOST_ROWS or not self._packs(x, pack):
+        few = len(x) == 1 and x.shape[1] <= MOST_ROWS and x.dtype == self.down.dtype
+        if native is None or not native.has_mlp or not few or not self._uses_packed(x, pack):
             return None
+        down, up = (linear.native for linear in self._packed_pair(layer, pack))
         if layer not in self.native or self.native[layer][0] is not native:
-            pair = self.down[layer].detach(), self.up[layer].detach()
-            fits = x.dtype == pair[0].dtype and (pack != "half" or all(map(is_half, pair)))
-            self.native[layer] = native, native.with_adapter(pair) if fits else None
+            adapted = None
+            if isinstance(down, NativeLinear) and isinstance(up, NativeLinear) and down.pair == native.pair == up.pair:
+                adapted = native.with_adapter(down, up)
+            self.native[layer] = native, adapted
         return self.native[layer][1]
 
     def _adapter(self, layer: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -345,7 +347,7 @@ class Streams(nn.Module):
             return total + block.run_mlp(source)
         native = self._native(layer, block, source, pack)
         if native is not None:
-            return total + native.mlp(source, mains, replaces=not c.keep_mlp)
+            return total + native.mlp(source, mains, replace_mlp=not c.keep_mlp)
         adapted = self.adapt(layer, block.norm2(source[:, mains:]), pack)
         if c.keep_mlp:
             return total + block.run_mlp(source) + F.pad(adapted, (0, 0, mains, 0))
@@ -454,15 +456,15 @@ class StreamConditioning:
             return PrepackedLinear(weight.half().float() if target.fp16_weights else weight, None, target.prepack)
 
     @cached_property
-    def used(self) -> Tensor:
-        """Return 1 at the root's features that a stream reads, [2, rank]: the first stream all, others as a root."""
+    def feature_mask(self) -> Tensor:
+        """Return the mask [2, rank] of the root's features: all for the first stream, as a root for later ones."""
         of_others = torch.arange(self.rank, device=self.target.device) < self.root_rank
         return torch.stack((torch.ones_like(of_others), of_others)).to(self.table.dtype)
 
     def corrected(self, logits: Tensor, root: Tensor) -> Tensor:
         """Add the corrections of the root [1], the parent of the first level, to logits [gamma, V] of streams."""
         gamma = len(logits)
-        changes = self.head(self.table.index_select(0, root) * self.used[:gamma])  # no device synchronization
+        changes = self.head(self.table.index_select(0, root) * self.feature_mask[:gamma])  # no device synchronization
         return logits + (changes if gamma < 3 else torch.cat((changes[:1], changes[1:].expand(gamma - 1, -1))))
 
     def corrections(self, parents: Tensor, tokens: Tensor) -> Tensor:
@@ -473,7 +475,7 @@ class StreamConditioning:
     def prepare(self) -> None:
         """Build all tables before the first step."""
         if self.rank:
-            self.table, self.head, self.used  # noqa: B018 - builds the cached properties
+            self.table, self.head, self.feature_mask  # noqa: B018 - builds the cached properties
 
     def matrices(self) -> list[Tensor]:
         """Return the matrices that `corrected` multiplies by."""

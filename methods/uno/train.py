@@ -35,10 +35,8 @@ from specbench_ss.models.checkpoint import public_name, write_config
 from specbench_ss.options import Bounded, option
 from specbench_ss.storage import ordinary_mode
 from specbench_ss.training.batch import BaseStates, Batch, Documents, additive
-from specbench_ss.training.losses import LossKind, head_sums, loss_option, mean_loss
+from specbench_ss.training.losses import MAX_LOGITS, LossKind, head_sums, loss_option, mean_loss
 from specbench_ss.training.trainer import DrafterTrainer
-
-MOST_LOGITS = 1 << 25  # at once: 128 MiB in float32, and as much for each of their distributions
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ class UNOTrainer(DrafterTrainer):
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the mean loss over the rows of noise, and their accuracies; logits are of few anchors at once."""
         at, labels, g = batch.anchors.at, self.labels(batch), self.ahead
-        anchors = max(1, MOST_LOGITS // (len(at) * g * self.target.vocab_size))
+        anchors = max(1, MAX_LOGITS // (len(at) * g * self.target.vocab_size))
         tensors = self.final_states(states, batch.ids, at), states.ahead(at, g), labels
         parts = list(zip(*(tensor.split(anchors, 1) for tensor in tensors), strict=True))
         run: Any = partial(checkpoint, self._sums, use_reentrant=False) if len(parts) > 1 else self._sums

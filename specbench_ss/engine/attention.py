@@ -97,7 +97,7 @@ class Heads(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def fastest(heads: Heads, case: str, count: int, threads: int, sequences: int = 1) -> str:
+def fastest(heads: Heads, case: str, count: int, threads: int, sequences: int) -> str:
     """Return the name of the clearly fastest of `heads.backends`, else of the first.
 
     Float32 copies of several sequences are not measured, since the time of large copies varies most.
@@ -123,7 +123,8 @@ def backend_of(heads: Heads, one_row: bool, masked: bool, keys: int, sequences: 
 def describe(heads: Heads) -> str:
     """Return a description of the measured backends; '' if none are measured.
 
-    Measures now, so that no step has to.
+    Measures now for one sequence, so that no step has to. Batches of sequences, which only own answers are made in,
+    measure in their first pass.
     """
     lines = [
         f"of {case} {name} from {start} keys"
@@ -158,7 +159,7 @@ def grouped_attention(
     inference = torch.is_inference_mode_enabled() and not module.training
     shape = Heads(str(query.device), query.dtype, heads, kv_heads, d)
     additive = attention_mask is None or attention_mask.dtype == query.dtype  # in a bool mask True is visible
-    if few_rows and inference and additive and shape.backends:
+    if few_rows and b * q <= MAX_ROWS and inference and additive and shape.backends:
         backend = BACKENDS[backend_of(shape, q == 1, attention_mask is not None, key.shape[2], b)]
         return backend(query, key, value, attention_mask, scale), None
     if attention_mask is None or not few_rows or heads == kv_heads or module.training:

@@ -452,7 +452,7 @@ class FusedBlock(Block):
             return self.cuda.mlp(x)
         few = 0 < x.shape[:-1].numel() <= native_cpu.MOST_ROWS
         if self.native is not None and self.native.has_mlp and few:
-            return self.native.mlp(x.contiguous())
+            return self.native.mlp(x)
         return self.mlp_by_torch(x)
 
     def mlp_by_torch(self, x: Tensor) -> Tensor:

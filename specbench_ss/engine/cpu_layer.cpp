@@ -553,17 +553,15 @@ void attend(
     }
 }
 
-inline float silu(float v) {
-    const float decay = std::exp(-std::fabs(v));
-    return v >= 0 ? v / (1.0f + decay) : v * decay / (1.0f + decay);
-}
+// decay: e^-|v|.
+inline float silu(float v, float decay) { return v >= 0 ? v / (1.0f + decay) : v * decay / (1.0f + decay); }
 
-// adapted: the first row with the adapter, which is added to the MLP or replaces it.
+// adapter_start: the first row with the adapter, which is added to the MLP or replaces it.
 template <class X, class W>
-void mlp(const Layer& w, const void* x_, int q, void* y_, int adapted, bool replaces, int threads) {
+void mlp(const Layer& w, const void* x_, int q, void* y_, int adapter_start, bool replace_mlp, int threads) {
     using S = typename X::S;
-    const int h = w.hidden, inner = w.inner, rank = w.adapter.rank, others = q - adapted;
-    const int rows = replaces ? adapted : q;  // of the MLP
+    const int h = w.hidden, inner = w.inner, rank = w.adapter.rank;
+    const int adapter_rows = q - adapter_start, mlp_rows = replace_mlp ? adapter_start : q;
     auto x = (const S*)x_;
     auto y = (S*)y_;
     const size_t normed_bytes = padded(sizeof(S) * q * h), active_bytes = padded(sizeof(S) * q * inner);
@@ -579,12 +577,15 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int adapted, bool repl
             rms_norm<X>(x + (long)r * h, (const S*)w.norm2, w.eps2, h, normed + (long)r * h);
         phase.end();
         shrink<X, W>(w.lora[2], normed, h, q, low, phase);
-        auto activate = [&](int r, long n, float v) { low[(long)r * rank + n] = X::put(silu(X::get(X::put(v)))); };
+        auto activate = [&](int r, long n, float v) {
+            const float rounded = X::get(X::put(v));
+            low[(long)r * rank + n] = X::put(silu(rounded, std::exp(-std::fabs(rounded))));
+        };
 #pragma omp for schedule(dynamic, 1) nowait
-        for (long p = 0; p < (others ? panels(rank) : 0); p++)
-            product<X, W>(normed + (long)adapted * h, h, others, w.adapter.down, h, rank, p, activate);
+        for (long p = 0; p < (adapter_rows ? panels(rank) : 0); p++)
+            product<X, W>(normed + (long)adapter_start * h, h, adapter_rows, w.adapter.down, h, rank, p, activate);
 #pragma omp for schedule(dynamic, 1) nowait
-        for (long p = 0; p < (rows ? inner / PANEL : 0); p++) {
+        for (long p = 0; p < (mlp_rows ? inner / PANEL : 0); p++) {
             const long from = p * PANEL, to = from + PANEL;
             float gate[MOST_TOKENS * PANEL];
             auto put = [&](int r, long n, float v) {
@@ -593,9 +594,9 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int adapted, bool repl
             auto put_up = [&](int r, long n, float v) {
                 active[(long)r * inner + n - inner] = X::put(biased<X>(v, w.gate_up_bias, n));
             };
-            product<X, W>(normed, h, rows, w.gate_up, h, 2L * inner, p, put, &w.lora[2], low);
-            product<X, W>(normed, h, rows, w.gate_up, h, 2L * inner, p + inner / PANEL, put_up, &w.lora[2], low);
-            for (int r = 0; r < rows; r++)
+            product<X, W>(normed, h, mlp_rows, w.gate_up, h, 2L * inner, p, put, &w.lora[2], low);
+            product<X, W>(normed, h, mlp_rows, w.gate_up, h, 2L * inner, p + inner / PANEL, put_up, &w.lora[2], low);
+            for (int r = 0; r < mlp_rows; r++)
                 for (long n = from; n < to; n += L) {  // SiLU(gate) * up
                     float part[L], decay[L];
                     std::memcpy(part, gate + r * PANEL + n - from, sizeof(part));
@@ -603,9 +604,8 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int adapted, bool repl
                     vec e = exponential(F32::load(decay));
                     std::memcpy(decay, &e, sizeof(decay));
                     for (int i = 0; i < L; i++) {
-                        const float g = part[i], s = g >= 0 ? g / (1.0f + decay[i]) : g * decay[i] / (1.0f + decay[i]);
                         S& gated = active[(long)r * inner + n + i];
-                        gated = X::put(X::get(X::put(s)) * X::get(gated));
+                        gated = X::put(X::get(X::put(silu(part[i], decay[i]))) * X::get(gated));
                     }
                 }
         }
@@ -614,11 +614,11 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int adapted, bool repl
         auto last = [&](int r, long n, float v) { y[(long)r * h + n] = X::put(biased<X>(v, w.down_bias, n)); };
 #pragma omp for schedule(dynamic, 1) nowait
         for (long p = 0; p < panels(h); p++) {
-            product<X, W>(active, inner, rows, w.down, inner, h, p, last, &w.lora[3], low);
-            if (!others) continue;
-            product<X, W>(low, rank, others, w.adapter.up, rank, h, p, [&](int r, long n, float v) {
-                S& sum = y[(long)(adapted + r) * h + n];
-                sum = replaces ? X::put(v) : X::put(X::get(sum) + X::get(X::put(v)));
+            product<X, W>(active, inner, mlp_rows, w.down, inner, h, p, last, &w.lora[3], low);
+            if (!adapter_rows) continue;
+            product<X, W>(low, rank, adapter_rows, w.adapter.up, rank, h, p, [&](int r, long n, float v) {
+                S& sum = y[(long)(adapter_start + r) * h + n];
+                sum = replace_mlp ? X::put(v) : X::put(X::get(sum) + X::get(X::put(v)));
             });
         }
         phase.end();
@@ -679,9 +679,11 @@ void ssbench_norm(int pair, const void* x, long rows, const void* weight, float 
     FOR_PAIR(pair, (norm<X>(x, rows, weight, eps, h, y)))
 }
 
-// x [q, hidden] -> y [q, hidden], the MLP's contribution. From row `adapted` on the adapter is added, or replaces it.
-void ssbench_mlp(int pair, const Layer* w, const void* x, int q, void* y, int adapted, int replaces, int threads) {
-    FOR_PAIR(pair, (mlp<X, W>(*w, x, q, y, adapted, replaces, threads)))
+// x [q, hidden] -> y [q, hidden], the MLP's contribution. From row `adapter_start` on the adapter is added to it, or
+// replaces it.
+void ssbench_mlp(
+    int pair, const Layer* w, const void* x, int q, void* y, int adapter_start, int replace_mlp, int threads) {
+    FOR_PAIR(pair, (mlp<X, W>(*w, x, q, y, adapter_start, replace_mlp, threads)))
 }
 
 }  // extern "C"

@@ -259,23 +259,20 @@ class NativeLayer:
         pairs: A [r, in] and B [out, r] of the products QKV, output, gate/up and down; None without LoRA.
         """
         layer, kept = Layer.from_buffer_copy(Layer.from_address(self.layer)), list[object]([self])
+        activations, weights = next(types for types, number in PAIRS.items() if number == self.pair)
         for i, pair in enumerate(pairs):
             if pair is not None:
-                down, up = self._packed(pair)
+                down, up = (NativeLinear(matrix.to(weights), None, activations).packed for matrix in pair)
                 layer.lora[i] = Lora(down.data_ptr(), up.data_ptr(), len(pair[0]), first, scale)
                 kept += [down, up]
         return NativeLayer(layer, self.pair, tuple(kept), silu=self.has_mlp)
 
-    def with_adapter(self, pair: tuple[Tensor, Tensor]) -> NativeLayer:
-        """Return the layer with an adapter B SiLU(A norm(x)) next to its MLP: A [r, h], B [h, r]. It has no LoRA."""
-        layer, (down, up) = Layer.from_buffer_copy(Layer.from_address(self.layer)), self._packed(pair)
-        layer.adapter = Lora(down.data_ptr(), up.data_ptr(), len(pair[0]), 0, 1.0)
+    def with_adapter(self, down: NativeLinear, up: NativeLinear) -> NativeLayer:
+        """Return the layer with an adapter up(SiLU(down(norm(x)))) next to its MLP. The layer must have no LoRA."""
+        layer = Layer.from_buffer_copy(Layer.from_address(self.layer))
+        assert not any(lora.rank for lora in layer.lora), "LoRA and adapter share memory"
+        layer.adapter = Lora(down.packed.data_ptr(), up.packed.data_ptr(), down.outputs, 0, 1.0)
         return NativeLayer(layer, self.pair, (self, down, up), silu=self.has_mlp)
-
-    def _packed(self, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        activations, weights = next(types for types, number in PAIRS.items() if number == self.pair)
-        down, up = (NativeLinear(matrix.to(weights), None, activations).packed for matrix in pair)
-        return down, up
 
     def attend(
         self,
@@ -306,13 +303,14 @@ class NativeLayer:
         )  # fmt: skip
         return out
 
-    def mlp(self, x: Tensor, adapted: int | None = None, replaces: bool = False) -> Tensor:
+    def mlp(self, x: Tensor, adapter_start: int | None = None, replace_mlp: bool = False) -> Tensor:
         """Return the MLP's contribution to x [.., h] of up to MOST_ROWS query tokens.
 
-        adapted: the first row whose adapter is added to the MLP, or replaces it; None: no row has an adapter.
+        adapter_start: the first row whose adapter is added to the MLP, or replaces it. None: no row has one.
         """
+        x = x.contiguous()
         out = torch.empty_like(x)
         rows, threads = x.shape[:-1].numel(), torch.get_num_threads()
-        first = rows if adapted is None else adapted
-        self.kernels.mlp(self.pair, self.layer, x.data_ptr(), rows, out.data_ptr(), first, replaces, threads)
+        start = rows if adapter_start is None else adapter_start
+        self.kernels.mlp(self.pair, self.layer, x.data_ptr(), rows, out.data_ptr(), start, replace_mlp, threads)
         return out

@@ -110,16 +110,16 @@ def head_loss(
     return mean_loss(head_sums(logits, labels, teacher, kind), labels if whole is None else whole, weights)
 
 
-Sums = TypeVar("Sums")
-KEPT_LOGITS = 1 << 23  # of one call, 32 MiB in float32; the backward pass keeps several tensors of this size
+Out = TypeVar("Out")
+MAX_LOGITS = 1 << 25  # of one loss at once: 128 MiB in float32, and as much for each of their distributions
 
 
-def sums_of_logits(run: Callable[..., Sums], count: int, *inputs: Tensor) -> Sums:
-    """Return run(*inputs), sums over `count` logits; many logits are not kept but recomputed in the backward pass."""
-    if count <= KEPT_LOGITS:
-        return run(*inputs)
-    sums: Sums = checkpoint(run, *inputs, use_reentrant=False)
-    return sums
+def checkpoint_if_large(function: Callable[..., Out], n_logits: int, *inputs: Tensor) -> Out:
+    """Return function(*inputs); the backward pass recomputes it if the whole loss has more than MAX_LOGITS logits."""
+    if n_logits <= MAX_LOGITS:
+        return function(*inputs)
+    out: Out = checkpoint(function, *inputs, use_reentrant=False)
+    return out
 
 
 class LossWarmup(nn.Module):

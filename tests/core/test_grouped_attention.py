@@ -53,7 +53,7 @@ def test_a_probe_takes_the_fastest_way(fast: str, case: str, count: int, monkeyp
     for name in HEADS.backends:
         seconds = 0 if name == fast else 0.02
         monkeypatch.setitem(attention.BACKENDS, name, lambda *given, seconds=seconds: time.sleep(seconds))
-    assert attention.fastest.__wrapped__(HEADS, case, count, 1) == fast
+    assert attention.fastest.__wrapped__(HEADS, case, count, 1, 1) == fast
 
 
 def test_on_cuda_and_in_float32_nothing_is_measured() -> None:

@@ -86,7 +86,7 @@ def test_nan_is_not_hidden() -> None:
     assert made[..., 1].isnan().all() and made[..., [0, 2, 3]].isfinite().all()
 
 
-def targets(dtype: torch.dtype) -> Iterator[Target]:
+def targets(dtype: torch.dtype, fp16_weights: bool = False) -> Iterator[Target]:
     """Models with biases, norms of heads, and an MLP of whole panels, which the native MLP needs."""
     for kind in ("llama", "qwen2", "qwen3", "mistral"):
         config = tiny_model(kind).config
@@ -96,7 +96,7 @@ def targets(dtype: torch.dtype) -> Iterator[Target]:
         for p in model.parameters():
             if p.ndim > 1:
                 torch.nn.init.normal_(p, std=0.15)
-        yield Target(model.to(dtype))
+        yield Target(model.to(dtype), fp16_weights=fp16_weights)
 
 
 def step(target: Target, cache: object, tokens: list[int], parents: list[int]) -> torch.Tensor:
@@ -143,22 +143,29 @@ def test_layers_are_the_modules() -> None:
 
 
 @available
-@pytest.mark.parametrize("replaces", [False, True], ids=["added", "instead"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_an_adapter_is_added_to_the_mlp_of_its_rows_or_replaces_it(dtype: torch.dtype, replaces: bool) -> None:
+@pytest.mark.parametrize("replace_mlp", [False, True], ids=["added", "instead"])
+@pytest.mark.parametrize("types", TYPES, ids=str)
+def test_an_adapter_is_added_to_the_mlp_of_its_rows_or_replaces_it(
+    types: tuple[torch.dtype, torch.dtype], replace_mlp: bool
+) -> None:
+    """The rank is more than a panel."""
     torch.manual_seed(0)
-    for target in targets(dtype):
-        block = target.family.blocks[0]
-        assert isinstance(block, FusedBlock) and block.native is not None
-        down, up = (torch.randn(*shape).to(dtype) / 8 for shape in ((20, target.hidden_size), (target.hidden_size, 20)))
-        native, x = block.native.with_adapter((down, up)), torch.randn(1, 11, target.hidden_size).to(dtype)
-        plain = block.native.mlp(x)
-        adapted = F.linear(F.silu(F.linear(block.norm2(x), down)), up)
-        for first in (0, 4, 11):
-            made = native.mlp(x, first, replaces)
-            assert torch.equal(made[:, :first], plain[:, :first])
-            right = adapted if replaces else plain + adapted
-            assert (made - right)[:, first:].abs().sum() <= TOLERANCE[dtype] * (1 + right.abs().sum())
+    dtype, of_weights = types
+    for target in targets(dtype, fp16_weights=of_weights == torch.float16):
+        block, h = target.family.blocks[0], target.hidden_size
+        assert isinstance(block, FusedBlock) and block.native is not None and block.native.has_mlp
+        down, up = ((torch.randn(*shape) / 8).to(of_weights) for shape in ((40, h), (h, 40)))
+        native = block.native.with_adapter(*(native_cpu.NativeLinear(w, None, dtype) for w in (down, up)))
+        x = torch.randn(1, 11, h).to(dtype)
+        adapter = F.linear(F.silu(F.linear(block.norm2(x), down.to(dtype))), up.to(dtype))
+        for start in (0, 4, 11):
+            torch.set_num_threads(1)
+            plain, one = block.native.mlp(x), native.mlp(x, start, replace_mlp)
+            torch.set_num_threads(2)
+            assert torch.equal(native.mlp(x, start, replace_mlp), one)
+            assert torch.equal(one[:, :start], plain[:, :start])
+            right = adapter if replace_mlp else plain + adapter
+            assert (one - right)[:, start:].abs().sum() <= TOLERANCE[dtype] * (1 + right.abs().sum())
 
 
 def run(script: str, **variables: str) -> str:

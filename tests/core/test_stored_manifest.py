@@ -89,10 +89,7 @@ def places(part: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def damaged() -> Iterator[str]:
-    """The text of the manifest, damaged in every way: an entry gone, another kind of value, cut off.
-
-    At every place one of them, by turns; two of them where the tests are thorough.
-    """
+    """Texts of the manifest, damaged or cut off: at each place one of CHANGES, in rotation, or two if thorough."""
     whole = manifest()
     for number, way in enumerate(places(whole)):
         for value in islice(cycle(CHANGES), number, number + (2 if THOROUGH else 1)):
@@ -116,7 +113,7 @@ def test_whatever_became_of_a_manifest_a_report_is_made_or_one_line_is_reported(
     monkeypatch.setattr(assets, "plotly_js", lambda: "")  # its five megabytes are not what is tested
     run = make_run(labels=("ar", "ss"), categories=("qa",), questions=1)
     refused = 0
-    for text in islice(damaged(), 0, None, 1 if THOROUGH else 3):
+    for text in islice(damaged(), 0, None, 1 if THOROUGH else 5):
         (run / MANIFEST).write_text(text, encoding="utf-8")
         try:
             report.command([run])

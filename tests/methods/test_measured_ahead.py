@@ -26,10 +26,10 @@ from specbench_ss.models.tiny import tiny_model
 def test_heads_of_another_shape_than_the_models_are_measured_when_a_drafter_is_loaded(
     name: str, shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = set[tuple[Heads, str, int]]()
+    asked = set[tuple[Heads, str, int, int]]()
 
     def fastest(of: Heads, case: str, count: int, threads: int, sequences: int) -> str:
-        asked.add((of, case, count))
+        asked.add((of, case, count, sequences))
         return KERNEL
 
     monkeypatch.setattr(attention_ways, "fastest", fastest)

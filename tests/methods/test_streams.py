@@ -8,7 +8,8 @@ from itertools import product
 import pytest
 import torch
 
-from specbench_ss.engine import attention
+from specbench_ss.engine import attention, native_cpu
+from specbench_ss.engine.architectures import family_of
 from specbench_ss.engine.batching import BatchEngine, BatchRequest, RequestOutput
 from specbench_ss.engine.decoder import DecodeState
 from specbench_ss.engine.generate import StopParams, generate
@@ -564,17 +565,23 @@ def test_logits_made_with_the_verified_rows_are_those_made_alone(config: StreamC
 @pytest.mark.parametrize("keep_mlp", [False, True])
 @pytest.mark.parametrize("mains", [0, 4])
 def test_packed_adapters_follow_their_weights(mains: int, keep_mlp: bool) -> None:
-    """As in an evaluation during training: of the streams' first states, and of layers by native kernels or torch's."""
-    target = Target(tiny_model("llama"))
-    streams = random_streams(
-        target, StreamConfig(gamma=2, n_msa_layers=1, adapter_rank=4, init_rank=4, keep_mlp=keep_mlp)
-    )
+    """As in an evaluation during training: in two models' layers by native kernels, and in one by torch's operators."""
+    model = tiny_model("llama")
+    model.config.intermediate_size = 64  # whole panels, which the native MLP needs
+    target, other = (Target(type(model)(model.config)) for _ in range(2))
+    config = StreamConfig(gamma=2, n_msa_layers=1, adapter_rank=4, init_rank=4, keep_mlp=keep_mlp)
+    streams = random_streams(target, config)
     x, attended = torch.randn(2, 1, 6, target.hidden_size)
     for _ in range(2):
         with torch.inference_mode():
-            for block in (target.family.blocks[-1], Target(tiny_model("llama")).family.blocks[-1]):
-                made, right = (streams.pass_layer(0, block, x, mains, attended, p) for p in ("whole", ""))
+            for block in (t.family.blocks[-1] for t in (target, other)):
+                made, right = (streams.pass_layer(0, block, x, mains, attended, pack) for pack in ("whole", ""))
                 torch.testing.assert_close(made, right, atol=1e-5, rtol=1e-5)
+                native = streams.native[0][1] if streams.native else None
+                assert (native is None) == (native_cpu.kernels() is None)
+            by_torch = family_of(target.model).blocks[-1]
+            made, right = (streams.pass_layer(0, by_torch, x, mains, attended, pack) for pack in ("whole", ""))
+            torch.testing.assert_close(made, right, atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(streams.insert(x, 2, "whole"), streams.insert(x, 2), atol=1e-5, rtol=1e-5)
         with torch.no_grad():
             for weight in (streams.up, streams.init_up):

@@ -128,8 +128,8 @@ def test_losses_in_parts_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch)
     trainer = _trainer(target, random_lora(target))
     batch = answers_of(torch.randint(3, 61, (4, 20), generator=torch.Generator().manual_seed(5)), 4, 5)
     states, results = base_states(target, batch.ids, (), 0), []
-    for most in (train.MOST_LOGITS, 2 * 4 * 3 * target.vocab_size):  # two anchors at once
-        monkeypatch.setattr(train, "MOST_LOGITS", most)
+    for most in (train.MAX_LOGITS, 2 * 4 * 3 * target.vocab_size):  # two anchors at once
+        monkeypatch.setattr(train, "MAX_LOGITS", most)
         loss, right = trainer.loss(states, batch)
         results.append((loss.detach(), right, *torch.autograd.grad(loss, list(trainer.module.parameters()))))
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*results, strict=True))

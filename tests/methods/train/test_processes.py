@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from specbench_ss.cli.main import main
 from specbench_ss.engine.target import Target
@@ -34,6 +35,7 @@ from specbench_ss.methods.space.train import MaskOptions, SPACETrainer
 from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.train import SharedTrainer, StreamsTrainer
 from specbench_ss.methods.uno.train import UNOTrainer, UNOTraining
+from specbench_ss.training import losses
 from specbench_ss.training.batch import Batch, base_states
 from specbench_ss.training.data import TrainingRows
 from specbench_ss.training.distributed import DistributedContext
@@ -98,6 +100,21 @@ def test_shares_of_a_batch_add_up_to_it(kind: str) -> None:
     for part in (0, 1):
         for name, one, a, b in zip(range(99), whole[part], shares[0][part], shares[1][part], strict=False):
             torch.testing.assert_close(a + b, one, atol=1e-5, rtol=1e-4, msg=f"{kind} {part} {name}")
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark", "eagle3", "peagle"])
+def test_logits_that_are_computed_again_change_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target(tiny_model("llama"))
+    torch.manual_seed(0)
+    trainee = TRAINERS[kind](target)
+    randomise(trainee.module, 1)
+    batch = uneven().chosen(np.arange(4), Budget(1, 4, 16, 3), np.random.default_rng(0))
+    kept = learnt(target, trainee, batch)
+    monkeypatch.setattr(losses, "MAX_LOGITS", 0)
+    calls = []
+    monkeypatch.setattr(losses, "checkpoint", lambda *given, **how: calls.append(1) or checkpoint(*given, **how))
+    torch.testing.assert_close(learnt(target, trainee, batch), kept)
+    assert calls
 
 
 def test_kept_out_rows_count_by_their_tokens(tmp_path: Path) -> None:
