@@ -1,21 +1,20 @@
-"""SmolLM2's own greedy answers to public prompts, kept in a file, so that a training does not make them again.
+"""SmolLM2's own greedy answers to public prompts, kept as a datastore of REST, so that a training need not make them.
 
     python benchmarks/own_answers.py prompts PROMPTS.jsonl --public train_prompts.jsonl --gsm8k train.jsonl
-    python benchmarks/own_answers.py save ANSWERS --data PROMPTS.jsonl
-    python benchmarks/own_answers.py load ANSWERS --data PROMPTS.jsonl [--eval-fraction 0.01] [--seed 0]
+    python benchmarks/own_answers.py save DATASTORE --data PROMPTS.jsonl
+    python benchmarks/own_answers.py load DATASTORE --data PROMPTS.jsonl [--eval-fraction 0.01] [--seed 0]
 
 `prompts` adds 1,400 questions of GSM8K's training set to the public prompts. `save` makes the answers, or goes on with
-those that an interrupted `ssbench train --regenerate-responses` has stored, and writes their tokens. `load` builds the
-training rows from such a file and stores them in ssbench's cache, where `ssbench train --regenerate-responses` with the
-same data, length, answer limit and seed finds them. A file is an array uint16 of tokens, compressed: the answers in the
-order of the prompts, each followed by SEPARATOR; the answer to a prompt that leaves no room for one is empty.
+those that an interrupted `ssbench train --regenerate-responses` has stored, and writes them in the order of the
+prompts, one document each; the end token alone stands for a prompt that leaves no room for an answer. `load` builds the
+training rows from such a datastore (that of SmolLM2: specbench_ss/drafters/smollm2/rest) and stores them in ssbench's
+cache, where `ssbench train --regenerate-responses` with the same data, length, answer limit and seed finds them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import lzma
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,11 +24,11 @@ import numpy as np
 
 from specbench_ss import load_model
 from specbench_ss.conversations import Conversation
+from specbench_ss.methods.rest.datastore import SEPARATOR, build, open_datastore
 from specbench_ss.training import data
 from specbench_ss.training.chat_format import Rendered, Renderer
 from specbench_ss.training.self_distill import ChatTalk, ResponseCache, own_documents
 
-SEPARATOR = 0xFFFF  # no token of a vocabulary of 49,152
 MORE_QUESTIONS = 1400  # of GSM8K
 MODEL, LENGTH, LIMIT = "smollm2", 512, 128  # tokens of a row and of an answer
 Documents = list[Rendered | None]
@@ -58,7 +57,7 @@ def main() -> None:
         if a.part == "load":
             return read_answers(a.file, own, renderer, chats)
         made = own_documents(own, renderer, chats, *more)
-        write_answers(a.file, made)
+        write_answers(a.file, made, own, a.data.name)
         return made
 
     build_rows(a.data, a.eval_fraction, a.seed, documents)
@@ -87,7 +86,7 @@ def build_rows(source: Path, eval_fraction: float, seed: int, documents: Callabl
         built = True
         return documents(*given)
 
-    data.own_documents = once  # type: ignore[attr-defined]
+    data.own_documents = once  # type: ignore[assignment, attr-defined]
     data.load_rows(
         source, target.tokenizer, LENGTH, eval_fraction=eval_fraction, seed=seed, own=ResponseCache(target, LIMIT)
     )
@@ -95,28 +94,27 @@ def build_rows(source: Path, eval_fraction: float, seed: int, documents: Callabl
         raise SystemExit("the cache has these rows already")
 
 
-def write_answers(file: Path, documents: Documents) -> None:
-    """Write the answers' tokens."""
-    parts = []
+def write_answers(folder: Path, documents: Documents, own: ResponseCache, prompts: str) -> None:
+    """Write the answers as a datastore."""
+    answers = []
     for document in documents:
         assert document is None or len(document.spans) == 1, "one answer per conversation"
-        answer = [] if document is None else document.ids[slice(*document.spans[0])].tolist()
-        parts.append(np.array([*answer, SEPARATOR], np.uint16))
-    with lzma.open(file, "wb", preset=9 | lzma.PRESET_EXTREME) as stream:
-        np.save(stream, np.concatenate(parts))
+        answers.append(
+            np.array([min(own.target.eos_ids)]) if document is None else document.ids[slice(*document.spans[0])]
+        )
+    build(answers, own.target, f"own answers to {prompts}", folder)
 
 
-def read_answers(file: Path, own: ResponseCache, renderer: Renderer, chats: Sequence[Conversation]) -> Documents:
-    """Return the conversations with the answers of a file."""
-    with lzma.open(file) as stream:
-        tokens = np.load(stream)
+def read_answers(folder: Path, own: ResponseCache, renderer: Renderer, chats: Sequence[Conversation]) -> Documents:
+    """Return the conversations with the answers of a datastore."""
+    tokens = np.concatenate([chunk.tokens for chunk in open_datastore(folder).chunks])
     answers = np.split(tokens, np.flatnonzero(tokens == SEPARATOR) + 1)[:-1]
     if len(answers) != len(chats):
-        raise SystemExit(f"{file} answers {len(answers)} prompts, and there are {len(chats)}")
+        raise SystemExit(f"{folder} answers {len(answers)} prompts, and there are {len(chats)}")
     documents = Documents()
     for i, (chat, answer) in enumerate(zip(chats, answers, strict=True)):
         talk, ids = ChatTalk(i, chat, renderer, LENGTH - LIMIT), answer[:-1].tolist()
-        if ids and talk.prompt() is not None:
+        if talk.prompt() is not None:
             talk.answered(ids, ids[-1] in own.target.eos_ids)
         documents.append(talk.document)
     return documents

@@ -210,7 +210,7 @@ def changed_datastore(name: str, change: Callable[[Path], object]) -> None:
 
 
 def cut_tokens(path: Path) -> None:
-    (path / "tokens-0.npy").write_bytes((path / "tokens-0.npy").read_bytes()[:1000])
+    (path / "tokens-0.npy.xz").write_bytes((path / "tokens-0.npy.xz").read_bytes()[:1000])
 
 
 def old_datastore(path: Path) -> None:
@@ -220,7 +220,7 @@ def old_datastore(path: Path) -> None:
 
 changed_datastore("datastore_cut", cut_tokens)
 changed_datastore("datastore_format", old_datastore)
-changed_datastore("datastore_no_tokens", without("tokens-0.npy"))
+changed_datastore("datastore_no_tokens", without("tokens-0.npy.xz"))
 
 
 # Drafters of the lab, damaged.

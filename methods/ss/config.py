@@ -188,11 +188,12 @@ def resolve(options: SSOptions, config: StreamConfig, base: ModelInfo, name: str
     layer = first_msa_layer if pruned.prune_layer < 0 else pruned.prune_layer
     if options.gamma > config.gamma:
         raise UserError(f"{name}: gamma must be 1 to {config.gamma} (as trained), not {options.gamma}")
-    gamma = options.gamma or config.gamma
+    gamma, n_draft = options.gamma or config.gamma, options.nodes or max(options.n_draft, 0)
+    if n_draft and not config.main_attends_streams:  # under eq. 3 every stream changes the main rows
+        gamma = min(gamma, n_draft)  # a tree of n nodes has at most n levels
     k = 1 if options.mode == "chain" else options.k or 3
     if k > base.vocab_size or k**gamma > MOST_NODES:
         raise UserError(f"{name}: k={k} with gamma={gamma} makes a tree of more than {MOST_NODES} nodes")
-    n_draft = options.nodes or max(options.n_draft, 0)
     n_keep = options.n_keep or (options.nodes + 1 if options.nodes else 32)
     return Settings(
         gamma, k, n_draft, n_keep, options.prune != "off", layer, options.prune_threshold,

@@ -4,6 +4,7 @@ reported."""
 from __future__ import annotations
 
 import json
+import lzma
 import struct
 import sys
 from collections import Counter
@@ -227,16 +228,20 @@ def test_bad_folders_are_reported(base: Target, tmp_path: Path) -> None:
     reported_of_headers(folder, header, base)
 
 
-def reported_of_cut_files(file: Path, base: Target) -> None:
-    """And a file that is cut, empty or none of numpy's, by its name and without numpy's own words."""
+def reported_of_cut_files(file: Path, base: Target, other: Path | None = None) -> None:
+    """And a file that is cut, empty or none of numpy's, by its name and without numpy's own words.
+
+    other: the file that is missed if there is none.
+    """
     whole = file.read_bytes()
     strange = whole.replace(b"(", b"((", 1), whole.replace(b"<", b"?", 1), b"PK\x03\x04" + whole[4:]
+    strange = strange if file.suffix == ".npy" else strange[2:]
     for content in (whole[:-40], whole[:100], whole[:9], whole[:3], b"", b"x" * 200, *strange):
         file.write_bytes(content)
         stated = f"rest: {file} is damaged: it is truncated, or not a .npy file; rebuild the datastore"
         assert reported(file.parent, base).startswith(stated)
     file.unlink()
-    assert f"{file} cannot be read: no such file or directory; rebuild" in reported(file.parent, base)
+    assert f"{other or file} cannot be read: no such file or directory; rebuild" in reported(file.parent, base)
     file.write_bytes(whole)
 
 
@@ -259,10 +264,16 @@ def reported_of_headers(folder: Path, header: dict[str, Any], base: Target) -> N
 def test_a_small_datastore_is_its_tokens_and_damage_to_them_is_reported(base: Target, tmp_path: Path) -> None:
     folder = tmp_path / "a"
     header = build(iter(random_docs(3, 40, 61)), base, "a test", folder)
-    assert sorted(p.name for p in folder.iterdir()) == ["datastore.json", "tokens-0.npy"]
-    tokens = folder / "tokens-0.npy"
-    whole, stored = tokens.read_bytes(), np.load(tokens)
-    reported_of_cut_files(tokens, base)
+    assert sorted(p.name for p in folder.iterdir()) == ["datastore.json", "tokens-0.npy.xz"]
+    packed, tokens = folder / "tokens-0.npy.xz", folder / "tokens-0.npy"
+    reported_of_cut_files(packed, base)
+    with lzma.open(packed) as stream:
+        stored = np.load(stream)
+    packed.unlink()
+    np.save(tokens, stored)  # as former versions wrote it
+    assert open_datastore(folder).about["hash"] == header["hash"]
+    whole = tokens.read_bytes()
+    reported_of_cut_files(tokens, base, other=packed)
     stored[5] += 1
     np.save(tokens, stored)
     assert "damaged: its tokens do not match" in reported(folder, base)
@@ -285,7 +296,8 @@ def test_what_is_sorted_when_opened_is_what_was_stored(
     docs = [*random_docs(3, 40, 61), np.array([3, vocab - 1, 4, vocab - 1], np.int32)]
     for name, small in (("small", 10**6), ("large", 0)):
         build(iter(docs), base, "a test", tmp_path / name, chunk=300, small=small)
-    assert np.load(tmp_path / "small" / "tokens-0.npy").dtype == kind
+    with lzma.open(tmp_path / "small" / "tokens-0.npy.xz") as stream:
+        assert np.load(stream).dtype == kind
     one, other = (open_datastore(tmp_path / name) for name in ("small", "large"))
     assert one.about == other.about and len(one.chunks) > 3
     for a, b in zip(one.chunks, other.chunks, strict=True):

@@ -20,7 +20,7 @@ from specbench_ss.engine.tree import DraftTree
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ss import tree as drafting
-from specbench_ss.methods.ss.config import SSOptions, StreamConfig, StreamPosition
+from specbench_ss.methods.ss.config import SSOptions, StreamConfig, StreamPosition, resolve
 from specbench_ss.methods.ss.decode import ROTATED, SAME_POSITION, SpeculativeStreaming
 from specbench_ss.methods.ss.layers import (
     Layout,
@@ -407,6 +407,23 @@ def test_value_rotation_reports_streams_apart() -> None:
     n = torch.tensor([0, 1, 2, 3, 1, 2, 3])
     expected = as_complex[0] * torch.exp(1j * 0.3 * n)[:, None]
     torch.testing.assert_close(as_complex[1], expected)
+
+
+@pytest.mark.parametrize("config", [TWO_LAYERS, PARENT_CONDITIONED], ids=["plain", "parent"])
+def test_a_tree_has_no_more_streams_than_nodes(config: StreamConfig) -> None:
+    """Further streams would draft nothing."""
+    target, runs = Target(tiny_model("llama")), []
+    for gamma in (0, 3):
+        decoder = streaming(target, config, SSOptions(nodes=2, prune="off"))
+        if gamma:
+            decoder.settings, decoder.gamma = replace(decoder.settings, gamma=gamma), gamma
+        else:
+            assert decoder.gamma == 2
+        run = generate(decoder, [5, 6, 7, 8], StopParams(30), SamplingParams())
+        runs.append((run.tokens, [(step.draft_nodes, step.draft_depth, step.accepted_tokens) for step in run.steps]))
+    assert runs[0] == runs[1]
+    eq3 = replace(config, main_attends_streams=True, mode="shared", lora_rank=2, adapter_rank=0)
+    assert resolve(SSOptions(nodes=2), eq3, target, "ss-shared").gamma == 3, "each of them changes the main rows"
 
 
 def test_keeping_all_nodes_equals_no_pruning() -> None:
