@@ -117,7 +117,7 @@ def main() -> None:
     setup = SETUPS[a.model]
     if a.part == "table":
         if ssbench_args or a.out is None:
-            parser.error(f"table does not know {' '.join(ssbench_args)}" if ssbench_args else "table needs --out")
+            parser.error(f"table has no option {' '.join(ssbench_args)}" if ssbench_args else "table needs --out")
         write_table(a.work, setup.drafters, a.seeds, a.nodes, a.out, a.plot)
         return
     if a.out or a.plot or "--seed" in ssbench_args:
