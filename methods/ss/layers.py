@@ -457,7 +457,7 @@ class StreamConditioning:
 
     @cached_property
     def feature_mask(self) -> Tensor:
-        """Return the mask [2, rank] of the root's features: all for the first stream, as a root for later ones."""
+        """Return the mask [2, rank] of a root's features: all for the first stream, its root part for later ones."""
         of_others = torch.arange(self.rank, device=self.target.device) < self.root_rank
         return torch.stack((torch.ones_like(of_others), of_others)).to(self.table.dtype)
 

@@ -140,6 +140,7 @@ def describe(heads: Heads) -> str:
 NAME = "ssbench_grouped_sdpa"
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")  # arguments of some layers that sdpa would silently ignore
 MAX_ROWS = 512  # with more, as in prefill and training, joined heads would make the larger copy
+MAX_SCORES = 1 << 24  # of a batch, which two matmuls keep in memory twice
 
 
 def grouped_attention(
@@ -159,7 +160,8 @@ def grouped_attention(
     inference = torch.is_inference_mode_enabled() and not module.training
     shape = Heads(str(query.device), query.dtype, heads, kv_heads, d)
     additive = attention_mask is None or attention_mask.dtype == query.dtype  # in a bool mask True is visible
-    if few_rows and b * q <= MAX_ROWS and inference and additive and shape.backends:
+    small = b == 1 or b * heads * q * key.shape[2] <= MAX_SCORES
+    if few_rows and small and inference and additive and shape.backends:
         backend = BACKENDS[backend_of(shape, q == 1, attention_mask is not None, key.shape[2], b)]
         return backend(query, key, value, attention_mask, scale), None
     if attention_mask is None or not few_rows or heads == kv_heads or module.training:

@@ -75,6 +75,19 @@ def test_a_batch_is_measured_as_a_batch_and_not_copied_to_float32(monkeypatch: p
     attention.fastest.cache_clear()
 
 
+def test_scores_of_a_large_batch_are_not_kept_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(attention, "backend_of", lambda *given: asked.append(given) or KERNEL)
+    query, key = torch.randn(3, 6, 4, 16).bfloat16(), torch.randn(3, 2, 9, 16).bfloat16()
+    mask = torch.zeros(3, 1, 4, 9).bfloat16()
+    with torch.inference_mode():
+        for limit in (3 * 6 * 4 * 9, 3 * 6 * 4 * 9 - 1):
+            monkeypatch.setattr(attention, "MAX_SCORES", limit)
+            attention.grouped_attention(MODULE, query, key, key, mask, scaling=0.25, dropout=0.0)
+            attention.grouped_attention(MODULE, query[:1], key[:1], key[:1], mask[:1], scaling=0.25, dropout=0.0)
+    assert len(asked) == 3, "all but the batch over the limit"
+
+
 def test_what_is_faster_over_many_keys_is_taken_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         attention, "fastest", lambda of, case, count, threads, sequences: PRODUCTS if count > 256 else KERNEL
