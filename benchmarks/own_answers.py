@@ -28,6 +28,7 @@ from specbench_ss.methods.rest.datastore import SEPARATOR, build, open_datastore
 from specbench_ss.training import data
 from specbench_ss.training.chat_format import Rendered, Renderer
 from specbench_ss.training.self_distill import ChatTalk, ResponseCache, own_documents
+from specbench_ss.user_files import read_rows
 
 MORE_QUESTIONS = 1400  # of GSM8K
 MODEL, LENGTH, LIMIT = "smollm2", 512, 128  # tokens of a row and of an answer
@@ -65,9 +66,9 @@ def main() -> None:
 
 def write_prompts(file: Path, public: Path, gsm8k: Path) -> None:
     """Write the public prompts, and questions of GSM8K that are not among them."""
-    rows = [json.loads(line) for line in public.read_text().splitlines()]
+    rows = [row for _, row in read_rows(public)]
     known = {row["messages"][0]["content"].strip() for row in rows}
-    questions = [json.loads(line)["question"].strip() for line in gsm8k.read_text().splitlines()]
+    questions = [row["question"].strip() for _, row in read_rows(gsm8k)]
     new = [question for question in questions if question not in known]
     random.Random(0).shuffle(new)
     for i, question in enumerate(new[:MORE_QUESTIONS]):
