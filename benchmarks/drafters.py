@@ -7,9 +7,10 @@
 `train` makes each drafter from the model's own answers to the questions of CHATS (`python -m lab text` writes such a
 file for the lab), with the same batches and anchors for all. `run` measures tau, step times and speedups; times are
 valid on a quiet machine only. Other options are passed on to `ssbench train together` and `ssbench run`; they replace
-those of SETUPS. `table` writes one row per seed, drafter, form and number of nodes, and a second file with the
-estimated tau of validation text by training step. It reads all runs of WORK whose name begins with run and the seed;
-the last measurement of a method counts. Times are those of the first seed. Finished parts are skipped.
+those of SETUPS. `--nodes` are those of trees; chains have 2, 4 and 7. `table` writes one row per seed, drafter, form
+and number of nodes, and a second file with the estimated tau of validation text by training step. It reads all runs of
+WORK whose name begins with run and the seed; the last measurement of a method counts. Times are those of the first
+seed. Finished parts are skipped.
 """
 
 from __future__ import annotations
@@ -118,6 +119,8 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="of table")
     a, ssbench_args = parser.parse_known_args()
     setup = SETUPS[a.model]
+    if a.part != "train" and (missing := [s for s in a.seeds if not (a.work / f"seed{s}" / FOLDERS_FILE).exists()]):
+        parser.error(f"{a.work / f'seed{missing[0]}'} has no drafters; train them first")
     if a.part == "table":
         if ssbench_args or a.out is None:
             parser.error(f"table has no option {' '.join(ssbench_args)}" if ssbench_args else "table needs --out")
@@ -187,9 +190,10 @@ def write_table(
     rows, curves = [], []
     for seed in seeds:
         folder = work / f"seed{seed}"
-        overall = pd.concat(
-            [load_run(path.parent).summary() for path in sorted(work.glob(f"run{seed}*/manifest.json"))]
-        )
+        runs = sorted(work.glob(f"run{seed}*/manifest.json"))
+        if not runs:
+            sys.exit(f"{work} has no run of seed {seed}")
+        overall = pd.concat([load_run(path.parent).summary() for path in runs])
         overall = overall[overall.task == "overall"].drop_duplicates("method", keep="last").set_index("method")
         for name, form, n, spec in specs(drafters, folder, nodes):
             if spec.label not in overall.index:

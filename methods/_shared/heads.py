@@ -227,7 +227,7 @@ def _read_json(path: Path, method: str) -> Any:
 MOST_FUSED = 9
 """Most tokens, verified and drafted, for which one LM-head matmul is cheaper than two.
 
-MeasuredAccuracies with SmolLM2 on two cores with AVX-512 (docs/log.md).
+Measured with SmolLM2 on two cores with AVX-512 (docs/log.md).
 """
 ACCURACIES = [[0.5 / (rank + 1) for rank in range(6)] for _ in range(4)]  # of test instances
 NODES = (4, 6, 8, 10, 15, 20, 31, 48, 63)  # sizes of auto trees for tuning; 63 is the published one

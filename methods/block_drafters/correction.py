@@ -37,8 +37,10 @@ class OpenedBlock(NamedTuple):
         return chosen if self.candidates is None else self.candidates[k][chosen]
 
     def over_vocabulary(self, q: Tensor, draft_vocab: int) -> Tensor:
-        """Return distributions [g, draft_vocab] of distributions [g, c] over the candidates."""
-        return q if self.candidates is None else q.new_zeros(len(q), draft_vocab).scatter_(1, self.candidates, q)
+        """Return distributions [n, draft_vocab] of distributions [n, c] over the first n positions' candidates."""
+        if self.candidates is None:
+            return q
+        return q.new_zeros(len(q), draft_vocab).scatter_(1, self.candidates[: len(q)], q)
 
 
 class Correction(nn.Module):

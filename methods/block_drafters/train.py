@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -77,17 +77,27 @@ class BlockTrainer(FeatureTrainer):
             raise UserError(f"{self.name}: {error}") from None
         return mask
 
-    def save(self, folder: Path, about: dict[str, Any]) -> None:
-        """Write the folder in one of the published layouts."""
+    @classmethod
+    def build(cls, target: Target, options: Any, lr: float) -> Self:
+        trainer = cls(target, options, lr)
+        trainer.file_config()  # before the first step
+        return trainer
+
+    def file_config(self) -> dict[str, Any]:
+        """Return the config.json of the layout to write. Raise UserError if it cannot describe the drafter."""
         speculators = self.options.format == "speculators"
         config_of = self.checkpoints.speculators_config_of if speculators else self.checkpoints.config_of
         try:
-            config = config_of(self.module, self.target)
+            config: dict[str, Any] = config_of(self.module, self.target)
         except UserError as error:
             if not speculators:
                 raise
             raise UserError(f"{error}; use --format {self.Options().format}") from None
-        write_checkpoint(folder, self.module, {**config, **about})
+        return config
+
+    def save(self, folder: Path, about: dict[str, Any]) -> None:
+        """Write the folder in one of the published layouts."""
+        write_checkpoint(folder, self.module, {**self.file_config(), **about})
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,9 +291,8 @@ class DSparkTrainer(DFlashTrainer):
         self.use(drafter, drafter.shape.layers, drafter.config, drafter.shape.block)
         self.freeze_target_parts()
 
-    def save(self, folder: Path, about: dict[str, Any]) -> None:
-        """Write the folder in speculators' layout. Raise UserError for a drafter that it cannot describe."""
-        write_checkpoint(folder, self.module, {**dspark.speculators_config_of(self.module, self.target), **about})
+    def file_config(self) -> dict[str, Any]:
+        return dspark.speculators_config_of(self.module, self.target)
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the weighted mean of the losses of all positions, and the accuracies of each [block]."""
@@ -342,7 +351,7 @@ class DSparkTrainer(DFlashTrainer):
             drafted = drafter.t2d[labels.clamp_min(0)] & (labels != -100)
             labels = torch.where(drafted, torch.searchsorted(drafter.vocab_ids, labels), -100)
             if kind == "kl":
-                p = p / p.sum(-1, keepdim=True) * drafted[:, None]
+                p = p / p.sum(-1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny) * drafted[:, None]
         if kind not in ("published", "ce"):
             return distribution_losses(log_q, p, kind)
         ce = F.nll_loss(log_q, labels, reduction="none")

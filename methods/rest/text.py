@@ -67,10 +67,11 @@ def regenerate_responses(target: Target, data: Sequence[str], limit: int, length
     """
     check_template(target.tokenizer, target.name)
     text = load_rows(list(data), target.tokenizer, length, own=ResponseCache(target, limit))
-    for ids, mask in zip(text.train.ids, text.train.mask, strict=True):
-        edges = np.flatnonzero(np.diff(np.pad(mask.astype(np.int8), 1)))  # begin, end, begin, end ..
-        for begin, end in edges.reshape(-1, 2):
-            yield np.asarray(ids[begin:end], np.int32)
+    for rows in (text.train, text.validation):
+        for ids, mask in zip(rows.ids, rows.mask, strict=True):
+            edges = np.flatnonzero(np.diff(np.pad(mask.astype(np.int8), 1)))  # begin, end, begin, end ..
+            for begin, end in edges.reshape(-1, 2):
+                yield np.asarray(ids[begin:end], np.int32)
 
 
 def _with_template(tokenizer: Any) -> Any:

@@ -192,7 +192,7 @@ def resolve(options: SSOptions, config: StreamConfig, base: ModelInfo, name: str
     if n_draft and not config.main_attends_streams:  # under eq. 3 every stream changes the main rows
         gamma = min(gamma, n_draft)  # a tree of n nodes has at most n levels
     k = 1 if options.mode == "chain" else options.k or 3
-    if k > base.vocab_size or k**gamma > MOST_NODES:
+    if k > base.vocab_size or full_size(gamma, k) > MOST_NODES:
         raise UserError(f"{name}: k={k} with gamma={gamma} makes a tree of more than {MOST_NODES} nodes")
     n_keep = options.n_keep or (options.nodes + 1 if options.nodes else 32)
     return Settings(

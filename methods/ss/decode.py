@@ -32,7 +32,7 @@ from specbench_ss.options import value_text
 
 NODES = (4, 6, 8, 12, 16, 24, 32, 48, 64)  # drafted or kept, for tuning
 CANDIDATES = (1, 2, 3, 4, 6)
-MOST_NODES = 128  # of a full tree: larger ones were never faster at batch 1
+LARGEST_FULL_TREE = 128  # of a full tree: larger ones were never faster at batch 1
 WEIGHTS = "model.safetensors"
 CONDITIONING = ("root", "parent")  # options that select one of the bundled folders
 TWO_LAYERS = StreamConfig(gamma=3, n_msa_layers=2, init_rank=2)
@@ -241,9 +241,9 @@ class SpeculativeStreaming(Decoder):
         full = full_size(s.gamma, s.k)
         nodes = 1 + (min(s.n_draft, full) or full)
         space: dict[str, Sequence[Any]] = {
-            "n_draft": [n for n in NODES if n < full] + [0] * (full <= MOST_NODES),
+            "n_draft": [n for n in NODES if n < full] + [0] * (full <= LARGEST_FULL_TREE),
             "gamma": gammas,
-            "k": [n for n in CANDIDATES if s.n_draft or full_size(s.gamma, n) <= MOST_NODES],
+            "k": [n for n in CANDIDATES if s.n_draft or full_size(s.gamma, n) <= LARGEST_FULL_TREE],
         }
         if nodes > min(s.n_keep, max(NODES)):  # else there is nothing to prune
             space["prune"] = ("off", "on")

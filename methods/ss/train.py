@@ -16,12 +16,13 @@ Recomputation keeps only main keys and values of other segments in memory.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Lt
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -105,7 +106,7 @@ class StreamsOptions(Bounded):
         "Warm-up steps of alpha from 0 in shared mode, so that untrained streams do not distort the base. "
         "0: no warm-up.",
     )
-    embedding_lr: float = option(5e-2, "Peak learning rate of the stream embeddings.")
+    embedding_lr: Annotated[float, Gt(0), Lt(math.inf)] = option(5e-2, "Peak learning rate of the stream embeddings.")
     segment: Annotated[int, Ge(0)] = option(
         0, "Save memory: number of positions of a row with streams in memory at a time. 0: all."
     )

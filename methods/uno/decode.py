@@ -83,12 +83,18 @@ class UNO(DrafterDecoder):
         config: dict[str, Any] | None = None,
         blocks: list[Block] | None = None,
     ) -> None:
+        target.require_layer_access(self.name)
         self.size, self.tree_nodes = self.resolve_options(options, config or {}, drafter, target)
         super().__init__(target, options, drafter, config)
         self.blocks = gated_blocks(target, self.drafter, first=1) if blocks is None else blocks
         self.windows = {block.window for block in self.blocks}
         self.noise = noise_table(target.vocab_size, self.size - 1, target.device)
         self.visible = torch.ones(self.size, self.size, dtype=torch.bool, device=target.device).tril()
+
+    @classmethod
+    def check(cls, options: Any, base: ModelInfo) -> dict[str, Any]:
+        base.require_layer_access(cls.name)
+        return super().check(options, base)
 
     @classmethod
     def read(cls, options: Any, path: Path, base: ModelInfo, read: Read) -> tuple[RowLora, dict[str, Any]]:
@@ -146,7 +152,8 @@ class UNO(DrafterDecoder):
         return {"block": self.size, **shape, **lora}
 
     def search_space(self) -> Mapping[str, Sequence[Any]]:
-        return {"block": BLOCKS}
+        trained = self.config.get("block", MOST_BLOCK)
+        return {"block": [block for block in BLOCKS if block <= trained]}
 
     def drafter_weights(self) -> Iterable[Tensor]:
         """Return the weights of a draft pass: the target's and the LoRA's."""

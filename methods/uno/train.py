@@ -64,6 +64,7 @@ class UNOTrainer(DrafterTrainer):
     module: RowLora
 
     def __init__(self, target: Target, options: Any = None, lr: float | None = None) -> None:
+        target.require_layer_access(self.method)
         super().__init__(target, options, lr)
         self.ahead = self.options.block - 1
         self.module = new_lora(target, self.options.rank, self.options.scale).to(target.device)

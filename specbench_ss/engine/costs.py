@@ -60,12 +60,13 @@ def _kv_from_pass(target: Target) -> tuple[float, float]:
 def drafter_shape(weights: Iterable[Tensor] | None, target: Target) -> dict[str, Any] | None:
     """Return bytes and matrix elements of `Decoder.drafter_weights`, or None if those are unknown.
 
-    Weights shared with the target, such as the LM head, are not counted.
+    The target's embedding and LM head, which many drafters use too, are not counted.
     """
     if weights is None:
         return None
-    targets = {w.data_ptr() for w in target.model.parameters()}
-    drafter = [w for w in {w.data_ptr(): w for w in weights}.values() if w.data_ptr() not in targets]
+    ends = (target.model.get_input_embeddings(), target.model.get_output_embeddings())
+    shared = {w.data_ptr() for part in ends if part is not None for w in part.parameters()}
+    drafter = [w for w in {w.data_ptr(): w for w in weights}.values() if w.data_ptr() not in shared]
     return {
         "weight_bytes": bytes_read(drafter),
         "matrix_parameters": sum(w.numel() for w in drafter if w.ndim == 2),

@@ -10,6 +10,8 @@
 
 #include <immintrin.h>
 #include <omp.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -214,9 +216,79 @@ inline void tile(const typename X::S* x, long ldx, const typename W::S* w, int k
     }
 }
 
+#if defined(SSBENCH_AVX512) && defined(__AMX_BF16__)
+#define SSBENCH_AMX 1
+constexpr int AMX_ROWS = 16, AMX_INPUTS = 32;  // of a tile of x
+const bool amx = syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XTILEDATA */) == 0;
+
+// Tiles 0, 1: sums; 2: x; 3, 4: weights; 5: the last, less than AMX_INPUTS inputs of x; 6, 7: their weights.
+inline void configure_tiles(int rows, int pairs_left) {
+    struct {
+        uint8_t palette = 1, start = 0, reserved[14] = {};
+        uint16_t bytes[16] = {64, 64, 64, 64, 64, 0, 64, 64};
+        uint8_t rows[16] = {};
+    } shapes;
+    for (int t : {0, 1, 2, 5}) shapes.rows[t] = (uint8_t)rows;
+    shapes.rows[3] = shapes.rows[4] = AMX_INPUTS / 2;
+    shapes.rows[6] = shapes.rows[7] = (uint8_t)std::max(pairs_left, 1);
+    shapes.bytes[5] = (uint16_t)(4 * std::max(pairs_left, 1));
+    asm volatile("ldtilecfg %0" : : "m"(shapes) : "memory");
+}
+
+// As `tiles`, by the processor's matrix unit. A row's sums do not depend on the number of rows.
+template <int V, class Put>
+inline void amx_tiles(const uint16_t* x, long ldx, long rows, const uint16_t* w, int k, Put put) {
+    constexpr int PAIR_ROW = V * L * 2;  // entries of two inputs' weights
+    const int whole = k / AMX_INPUTS * AMX_INPUTS, pairs_left = (k - whole + 1) / 2;
+    alignas(64) float sums[V][AMX_ROWS][L];
+    alignas(64) uint16_t last[AMX_ROWS][AMX_INPUTS] = {};
+    for (long m = 0, configured = 0; m < rows; m += AMX_ROWS, x += AMX_ROWS * ldx) {
+        const int count = (int)std::min<long>(AMX_ROWS, rows - m);
+        for (int r = 0; r < count && pairs_left; r++)
+            std::memcpy(last[r], x + r * ldx + whole, (k - whole) * sizeof(last[r][0]));
+        if (count != configured) configure_tiles(count, pairs_left);
+        configured = count;
+        asm volatile("" ::: "memory");  // tile loads read what was written before
+        _tile_zero(0);
+        _tile_zero(1);
+        const uint16_t* b = w;
+        for (int i = 0; i < whole; i += AMX_INPUTS, b += AMX_INPUTS / 2 * PAIR_ROW) {
+            _tile_loadd(2, x + i, ldx * 2);
+            _tile_loadd(3, b, PAIR_ROW * 2);
+            _tile_dpbf16ps(0, 2, 3);
+            if constexpr (V == 2) {
+                _tile_loadd(4, b + 2 * L, PAIR_ROW * 2);
+                _tile_dpbf16ps(1, 2, 4);
+            }
+        }
+        if (pairs_left) {
+            _tile_loadd(5, last, sizeof(last[0]));
+            _tile_loadd(6, b, PAIR_ROW * 2);
+            _tile_dpbf16ps(0, 5, 6);
+            if constexpr (V == 2) {
+                _tile_loadd(7, b + 2 * L, PAIR_ROW * 2);
+                _tile_dpbf16ps(1, 5, 7);
+            }
+        }
+        _tile_stored(0, sums[0], sizeof(sums[0][0]));
+        if constexpr (V == 2) _tile_stored(1, sums[1], sizeof(sums[0][0]));
+        for (int r = 0; r < count; r++) {
+            float of_row[V * L];
+            for (int v = 0; v < V; v++) std::memcpy(of_row + v * L, sums[v][r], sizeof(sums[v][r]));
+            put(m + r, of_row);
+        }
+    }
+    _tile_release();
+}
+#endif
+
 // All rows of x [rows, k] times a panel of V * L outputs: put(row, sums).
 template <class X, class W, int V, class Put>
 inline void tiles(const typename X::S* x, long ldx, long rows, const typename W::S* w, int k, Put put) {
+#ifdef SSBENCH_AMX
+    if constexpr (group<X, W> == 2)
+        if (amx) return amx_tiles<V>(x, ldx, rows, w, k, put);
+#endif
     long m = 0;
     auto shifted = [&](int r, const float* sums) { put(m + r, sums); };
     for (; m + TILE_ROWS <= rows; m += TILE_ROWS) tile<X, W, TILE_ROWS, V>(x + m * ldx, ldx, w, k, shifted);
@@ -651,6 +723,9 @@ void ssbench_pack(int pair, const void* w, long outputs, int k, void* out) {
 int ssbench_panel() { return PANEL; }
 
 const char* ssbench_name() {
+#ifdef SSBENCH_AMX
+    if (amx) return "AMX BF16";
+#endif
 #if defined(SSBENCH_AVX512) && defined(__AVX512BF16__)
     return "AVX-512 BF16";
 #elif defined(SSBENCH_AVX512)

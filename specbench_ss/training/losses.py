@@ -1,8 +1,9 @@
 """Losses of drafters, their weights and targets.
 
-Papers differ: heads and streams are published with the token, Hydra and EAGLE's drafters with the distribution. It is
-an option of every trainer, so that a comparison of drafters does not mix two effects. Three more losses train
-acceptance itself: alpha = sum_x min(p(x), q(x)) is the probability that one sampled draft token is accepted.
+Papers differ: heads and streams are published with the token, Hydra and EAGLE's drafters with the distribution. The
+loss is an option of all trainers but SPACE's (of draft models: `--distill-loss`), so that a comparison of drafters does
+not mix two effects. Three more losses train acceptance itself: alpha = sum_x min(p(x), q(x)) is the probability that
+one sampled draft token is accepted.
 """
 
 from __future__ import annotations

@@ -161,7 +161,8 @@ def test_heads_are_trained_for_a_model_that_is_not_taken_apart(
         Medusa.load(target, MedusaOptions(weights=str(out))), PROMPT, StopParams(TOKENS), SamplingParams()
     )
     assert drafted.tokens == generate(Autoregressive(target), PROMPT, StopParams(TOKENS), SamplingParams()).tokens
-    assert "ss needs a model of type" in failing(["train", "ss", *given, *budget], capsys)
+    for method in ("ss", "uno"):
+        assert f"{method} needs a model of type" in failing(["train", method, *given, *budget], capsys)
 
 
 def test_a_model_with_lora_is_driven_too() -> None:
@@ -187,6 +188,7 @@ def test_refusals_are_one_line_of_the_command(
     line = failing(run("gpt2", "ss"), capsys)
     assert "ss needs a model of type gpt_neox, llama, " in line
     assert "has type 'gpt2'" in line
+    assert "uno needs a model of type gpt_neox, llama, " in failing(run("gpt2", "uno"), capsys)
     assert "it has recurrent layers" in failing(run("mamba", "pld"), capsys)
     assert main(run("falcon", "pld")) == 2
     assert "ssbench: model type 'falcon' cannot be used: its layers take 'alibi'" in capsys.readouterr().err

@@ -269,9 +269,10 @@ def test_concurrent_requests_draft_as_alone() -> None:
 # -- corrections ---------------------------------------------------------------------------------------------------
 
 
-def test_the_selector_restricts_q_to_its_candidates() -> None:
+@pytest.mark.parametrize("nodes", [0, 2])
+def test_the_selector_restricts_q_to_its_candidates(nodes: int) -> None:
     target = tiny_target("llama", V)
-    decoder = Watching(target, DFlashOptions(sample="on"), random_drafter(target, **SELECTOR))
+    decoder = Watching(target, DFlashOptions(sample="on", nodes=nodes), random_drafter(target, **SELECTOR))
     generate(decoder, PROMPT, StopParams(12), SamplingParams(0.9))
     for _, tree in decoder.seen:
         assert tree.draft_probs is not None
@@ -535,6 +536,12 @@ def test_it_learns_and_what_is_saved_loads(tmp_path: Path) -> None:
 def test_training_refuses_what_does_not_fit(options: dict[str, Any], reported: str) -> None:
     with pytest.raises(UserError, match=reported):
         DFlashTrainer(Target(tiny_model("llama")), DFlashTraining(layers=1, **options))
+
+
+def test_a_layout_that_cannot_describe_the_drafter_is_refused_before_training() -> None:
+    options = DFlashTraining(layers=1, format="speculators", selector_rank=4)
+    with pytest.raises(UserError, match="--format z-lab"):
+        DFlashTrainer.build(Target(tiny_model("llama")), options, 1e-3)
 
 
 def test_the_selectors_candidates_include_the_teachers_token_for_the_loss_alone() -> None:

@@ -400,10 +400,12 @@ def test_the_command_keeps_the_models_own_answers(
     ]
     assert main([*command, "--out", str(tmp_path / "store")]) == 0
     store, lab = open_datastore(tmp_path / "store"), load_target("lab")
-    text = load_rows(tmp_path / "asked.jsonl", lab.tokenizer, 512, own=ResponseCache(lab, 6)).train
-    assert store.about["tokens"] == text.counts.completion_tokens == int(text.mask.sum())
-    assert store.about["documents"] == text.counts.documents and store.about["made_of"] == "own answers to asked.jsonl"
-    first = text.ids[0][text.mask[0] & (text.documents[0] == 0)]
+    text = load_rows(tmp_path / "asked.jsonl", lab.tokenizer, 512, own=ResponseCache(lab, 6))
+    parts = (text.train, text.validation)
+    assert store.about["tokens"] == sum(part.counts.completion_tokens for part in parts)
+    assert store.about["documents"] == sum(part.counts.documents for part in parts) == 60
+    assert store.about["made_of"] == "own answers to asked.jsonl"
+    first = text.train.ids[0][text.train.mask[0] & (text.train.documents[0] == 0)]
     assert store.chunks[0].tokens[: len(first) + 1].tolist() == [*first.tolist(), SEPARATOR]
     capsys.readouterr()
     assert main([*command, "--lab", "3", "--out", str(tmp_path / "x")]) == 2

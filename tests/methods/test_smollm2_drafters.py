@@ -16,9 +16,9 @@ from specbench_ss.models.resolve import DRAFTERS, packaged_model
 from tests.tiny import thorough
 
 FOLDER = DRAFTERS / "smollm2"
-TRAINED = ("ss", "ss-root", "ss-parent", "medusa", "eagle")
+TRAINED = ("ss", "ss-parent", "medusa", "eagle")
 LARGEST = 60e6  # bytes of a tree that travels to another machine
-WAYS = ("ss", "ss[root=on]", "ss[parent=on]", "medusa", "eagle", "rest")
+WAYS = ("ss", "ss[parent=on]", "medusa", "eagle", "rest")
 
 
 def test_all_learnt_from_the_same_text_for_the_same_base() -> None:
@@ -60,7 +60,4 @@ def test_answers_are_those_of_plain_decoding() -> None:
     ids = target.encode_chat([{"role": "user", "content": "Name three rivers of Europe."}])
     made = {way: generate(load_method(way, target), ids, StopParams(24), SamplingParams()) for way in ("ar", *WAYS)}
     assert {way: one.tokens for way, one in made.items()} == dict.fromkeys(made, made["ar"].tokens)
-    assert all(
-        len(made[way].steps) < len(made["ar"].steps)
-        for way in ("ss", "ss[root=on]", "ss[parent=on]", "medusa", "eagle")
-    )
+    assert all(len(made[way].steps) < len(made["ar"].steps) for way in ("ss", "ss[parent=on]", "medusa", "eagle"))

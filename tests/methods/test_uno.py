@@ -15,6 +15,7 @@ from torch import Tensor
 
 from specbench_ss import generate, load_method
 from specbench_ss.engine import cpu_kernels, native_cpu
+from specbench_ss.engine.costs import bytes_read, drafter_shape
 from specbench_ss.engine.decoder import DecodeState
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import EagerPass, Target
@@ -315,3 +316,11 @@ def test_gradients_reach_every_matrix_of_a_large_model(monkeypatch: pytest.Monke
     trainer.loss(base_states(target, batch.ids, (), 0), batch)[0].backward()
     for name, up in zip(trainer.module.names, trainer.module.up, strict=True):
         assert up.grad is not None and up.grad.abs().max() > 0, name
+
+
+def test_a_draft_pass_costs_a_pass_of_the_target_and_the_lora() -> None:
+    target = Target(tiny_model("llama"))
+    lora = random_lora(target)
+    shape = drafter_shape(UNO(target, UNOOptions(), lora).drafter_weights(), target)
+    layers = bytes_read(list(target.model.model.layers.parameters()))
+    assert shape is not None and shape["weight_bytes"] > layers + bytes_read(list(lora.parameters()))
