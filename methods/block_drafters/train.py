@@ -283,6 +283,8 @@ class DSparkTrainer(DFlashTrainer):
     ) -> None:
         BlockTrainer.__init__(self, target, options, lr)
         o, mask = self.options, self.mask_token(target)
+        if o.markov_kind != "vanilla" and not o.markov_rank:
+            raise UserError(f"dspark: markov_kind={o.markov_kind} needs a markov_rank above 0")
         if drafter is None:
             heads: dict[str, Any] = {
                 "rank": o.markov_rank, "kind": o.markov_kind, "confidence": o.confidence == "on"

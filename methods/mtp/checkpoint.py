@@ -187,12 +187,7 @@ def _tensors(path: Path, config: MTPConfig, read: Read) -> dict[str, Tensor]:
         if others:
             raise UserError(f"there are {missing} but {others[0]}*, another layout than its config.json states")
         raise UserError(f"there are {missing}: the checkpoint has no MTP layer; many re-uploads drop it")
-    tensors = {name: tensor for file in files for name, tensor in read(file, keep).items()}
-    if narrow := [name for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.itemsize == 1]:
-        raise UserError(
-            f"the MTP layer is quantized ({narrow[0]} is {tensors[narrow[0]].dtype}), which is not supported"
-        )
-    return tensors
+    return {name: tensor for file in files for name, tensor in read(file, keep).items()}
 
 
 def _files(path: Path, keep: Callable[[str], bool]) -> list[Path]:

@@ -67,8 +67,8 @@ Keep = Callable[[str], bool]
 def read_tensors(path: Path, keep: Keep | None = None) -> dict[str, Tensor]:
     """Return the tensors of a .safetensors or .pt/.bin file, or those whose names `keep` accepts.
 
-    Pickles are loaded with weights_only (no code). Raises UserError for an unreadable file and for NaN or infinity,
-    with which a drafter would still draft.
+    Pickles are loaded with weights_only (no code). Raises UserError for an unreadable file, for quantized weights, and
+    for NaN or infinity, with which a drafter would still draft.
     """
     tensors = _read(path, "cpu", keep)
     for name, tensor in tensors.items():
@@ -115,7 +115,15 @@ def _read(path: Path, device: str, keep: Keep | None) -> dict[str, Tensor]:
         isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in loaded.items()
     ):
         raise UserError(f"{path} is not a dictionary of tensors")
-    return {name: tensor for name, tensor in loaded.items() if keep is None or keep(name)}
+    tensors = {name: tensor for name, tensor in loaded.items() if keep is None or keep(name)}
+    for name, tensor in tensors.items():
+        _check_not_quantized(path, name, str(tensor.dtype), tensor.itemsize == 1 and tensor.dtype != torch.bool)
+    return tensors
+
+
+def _check_not_quantized(path: Path, name: str, dtype: str, one_byte: bool) -> None:
+    if one_byte:
+        raise UserError(f"{path}: tensor {name} is {dtype}; quantized weights are not supported")
 
 
 def _read_safetensors(path: Path, device: str, keep: Keep | None) -> dict[str, Tensor]:
@@ -127,6 +135,9 @@ def _read_safetensors(path: Path, device: str, keep: Keep | None) -> dict[str, T
         stored = {name: name for name in file.keys()}  # noqa: SIM118
         names = stored | {k: v for k, v in (file.metadata() or {}).items() if v in stored and k not in stored}
         wanted = {name: origin for name, origin in names.items() if keep is None or keep(name)}
+        for name, origin in wanted.items():
+            dtype = file.get_slice(origin).get_dtype()
+            _check_not_quantized(path, name, dtype, dtype.startswith("F8") or dtype in ("I8", "U8"))
         if device == "meta":
             return {k: torch.empty(file.get_slice(v).get_shape(), device="meta") for k, v in wanted.items()}
         return {k: file.get_tensor(v) for k, v in wanted.items()}

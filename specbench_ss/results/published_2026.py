@@ -153,9 +153,11 @@ class Measured:
         return getattr(self.row, of.metric) if of.metric in rates else None
 
     def drafts_as(self, of: Series) -> bool | None:
-        """Return whether length and shape of the drafts are those of a series; None if it does not state both."""
-        here, stated = (self.draft_length, self.draft_shape), (of.draft_length, of.draft_shape)
-        return None if not all(stated) else here == stated
+        """Return whether length and shape of the drafts are those of a series; None if one is not stated."""
+        pairs = ((self.draft_length, of.draft_length), (self.draft_shape, of.draft_shape))
+        if any(stated and here != stated for here, stated in pairs):
+            return False
+        return True if all(stated for _, stated in pairs) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +198,9 @@ def comparability(manifest: Mapping[str, Any], measured: Measured, value: Publis
 
 def _of_tau(measured: Measured, of: Series) -> dict[str, bool | None]:
     """Return whether the counting and the draft are the same. A chain is no tree of the same depth."""
+    missing = "pooling" if of.counts and not of.pooling else "counting"
     return {
-        "counting": None if not of.pooling or not of.counts else measured.value(of) is not None,
+        missing: None if not of.pooling or not of.counts else measured.value(of) is not None,
         "draft": measured.drafts_as(of),
     }
 

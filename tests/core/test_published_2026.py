@@ -134,7 +134,9 @@ def test_another_draft_or_counting_does_not_compare(row: SummaryRow) -> None:
     chain = Measured("dflash", row, 7, "chain")
     assert mark(Measured("dflash", row, 7, "tree")) == mark(Measured("dflash", row, 3, "chain")) == "differs: draft"
     assert mark(chain, counts="without bonus") == mark(chain, counts="per forward") == "differs: counting"
-    assert mark(chain, pooling="") == mark(chain, counts="") == "not stated: counting"
+    assert mark(chain, draft_length=3, draft_shape="") == "differs: draft"
+    assert mark(chain, draft_shape="") == "not stated: draft"
+    assert mark(chain, pooling="") == "not stated: pooling" and mark(chain, counts="") == "not stated: counting"
     per_request = replace(value.of, pooling="per request")
     assert chain.value(per_request) == row.request_mean_acceptance_length != row.mean_acceptance_length
     assert chain.value(replace(value.of, counts="per forward")) is None

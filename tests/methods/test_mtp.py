@@ -184,6 +184,7 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {  # changed ten
     "output norm": ({NAME + "shared_head.norm": None}, {}, "shared_head.norm.weight"),
     "expert": ({NAME + "mlp.experts.2.up_proj": None}, {}, "experts.2.up_proj.weight"),
     "quantized": ({NAME + "eh_proj.weight_scale_inv": torch.ones(1)}, {}, "is quantized"),
+    "float8": ({NAME + "eh_proj.weight": torch.ones(H, 2 * H).to(torch.float8_e4m3fn)}, {}, "quantized weights"),
     "unknown": ({NAME + "third_norm.weight": torch.ones(H)}, {}, "has unknown tensors"),
     "shape": ({NAME + "eh_proj.weight": torch.ones(H, H)}, {}, "has shape (32, 32)"),
     "expert's shape": ({NAME + "mlp.experts.2.up_proj.weight": torch.ones(3, H)}, {}, "different shapes"),
