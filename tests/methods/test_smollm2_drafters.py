@@ -29,9 +29,7 @@ def test_all_learnt_from_the_same_text_for_the_same_base() -> None:
     }
     own = ("lr", "parameters", "loss")  # a drafter's own
     budgets = [{k: v for k, v in config["trained"].items() if k not in own} for config in configs]
-    assert (
-        budgets == [budgets[0]] * len(budgets) and budgets[0]["regenerate_responses"] and budgets[0]["tokens"]
-    )
+    assert budgets == [budgets[0]] * len(budgets) and budgets[0]["regenerate_responses"] and budgets[0]["tokens"]
     kept = json.loads((FOLDER / "rest" / "datastore.json").read_text())
     assert kept["made_of"].startswith("own answers to ")
 
