@@ -124,8 +124,6 @@ class Shape(VocabularyShape):
             raise UserError(f"conv_kernel_size is {taps}, it must be at most the block_size {self.block}")
         if self.selector_rank and not 1 <= top_k <= vocab:
             raise UserError(f"selector_top_k is {top_k}, it must be 1 to {vocab}, the vocabulary")
-        if self.selector_rank and self.gru_hidden_dim:
-            raise UserError("a drafter has a selector (DFlash2) or a recurrent head (Domino), not both")
         if (taps or self.selector_rank or self.gru_hidden_dim) and 0 < self.draft_vocab < vocab:
             raise UserError(f"DFlash2 and Domino need the whole vocabulary, draft_vocab_size is {self.draft_vocab}")
 
