@@ -7,8 +7,8 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +24,7 @@ from specbench_ss.models.load import template_text
 from specbench_ss.options import REFERENCE, MethodSpec, encodable, registered_name, split_methods
 from specbench_ss.runs.config import GOODPUT, Endpoint, OutputOptions, Recording, RunConfig, StoppingRule, Workers
 from specbench_ss.runs.preset import Preset, read_preset
-from specbench_ss.runs.run_options import MOST_REPEATS, RAY, SERVER, TIMEOUT_S, RunOptions, flag
+from specbench_ss.runs.run_options import MODEL_MODES, MODES, MOST_REPEATS, RAY, SERVER, TIMEOUT_S, RunOptions, flag
 
 
 def asked_run(options: RunOptions) -> tuple[RunConfig, OutputOptions, Access | None]:
@@ -65,7 +65,10 @@ def run_config(options: RunOptions) -> RunConfig:
     if options.mode == SERVER:
         values |= {"model": MODEL, "methods": (), "endpoints": endpoints_of(options)}
         values["concurrency"] = in_flight(options.concurrency, "--concurrency")
-        values["extra_body"] = _extra_body(options.extra_body)
+        further = _json_object("--extra-body", options.extra_body, SET_ELSEWHERE)
+        variables = _json_object("--chat-template-kwargs", options.chat_template_kwargs)
+        values["extra_body"] = _json(further | ({TEMPLATE_FIELD: variables} if variables else {}))
+        values["chat_template_kwargs"] = None
         return RunConfig(**values)
 
     if options.methods is None:
@@ -73,6 +76,7 @@ def run_config(options: RunOptions) -> RunConfig:
     values["concurrency"] = in_flight(options.batch_size, "--batch-size")
     if values["concurrency"] and options.engine == "graph":
         raise UserError("--batch-size does not support --engine graph; use --engine eager")
+    values |= {"extra_body": None, "chat_template_kwargs": _template_variables(options)}
     values["presets"] = tuple(read_preset(Path(part)) for part in listed(options.preset))
     _check_plugins(values["presets"])
     values["methods"] = method_specs(options.methods, options.set or (), values["presets"], options.nodes)
@@ -82,19 +86,43 @@ def run_config(options: RunOptions) -> RunConfig:
 SET_ELSEWHERE = {"model", "messages", "stream", "stream_options", "max_tokens", "temperature", "top_p", "seed", "stop"}
 
 
-def _extra_body(text: str | None) -> str | None:
-    """Return the fields of every request as JSON. Raise UserError for other JSON, or fields that options set."""
-    if text is None:
-        return None
+TEMPLATE_FIELD = "chat_template_kwargs"  # of a request, in vLLM and SGLang
+TEMPLATE_ARGUMENTS = {"messages", "conversation", "add_generation_prompt", "tokenize"}  # set by this command
+
+
+def _json_object(name: str, text: str | None, taken: Collection[str] = TEMPLATE_ARGUMENTS) -> dict[str, Any]:
+    """Return the fields of a JSON object. Raise UserError for other JSON, or fields that options set."""
     try:
-        further = json.loads(text)
-    except ValueError as e:
-        raise UserError(f"--extra-body is no JSON: {e}") from None
-    if not isinstance(further, dict):
-        raise UserError("--extra-body must be a JSON object, as in '{\"ignore_eos\": true}'")
-    if twice := sorted(SET_ELSEWHERE & further.keys()):
-        raise UserError(f"--extra-body must not set {twice[0]}; use the options of this command")
-    return json.dumps(further, sort_keys=True)
+        fields = json.loads(text or "{}")
+    except (ValueError, RecursionError) as e:
+        raise UserError(f"{name} is no JSON: {e}") from None
+    if not isinstance(fields, dict):
+        raise UserError(f"{name} must be a JSON object, as in '{{\"enable_thinking\": false}}'")
+    if twice := sorted(fields.keys() & taken):
+        raise UserError(f"{name} must not set {twice[0]}; use the options of this command")
+    return fields
+
+
+def _json(fields: Mapping[str, Any]) -> str | None:
+    return json.dumps(fields, sort_keys=True) if fields else None
+
+
+def methods_beside_servers(options: RunOptions) -> RunOptions:
+    """Return the options of the methods of a run that also measures servers, whose generation configuration is off."""
+    body = _json_object("--extra-body", options.extra_body, SET_ELSEWHERE)
+    shared = _json({TEMPLATE_FIELD: body[TEMPLATE_FIELD]} if TEMPLATE_FIELD in body else {})
+    return replace(options.part(MODEL_MODES), generation_config="none", extra_body=shared)
+
+
+def _template_variables(options: RunOptions) -> str | None:
+    """Return the variables of a local model's chat template as JSON; --extra-body may give them as for servers."""
+    body = _json_object("--extra-body", options.extra_body)
+    if further := sorted(body.keys() - {TEMPLATE_FIELD}):
+        raise UserError(f"--extra-body with {further[0]} needs {MODES[SERVER]}")
+    variables = _json_object(f"--extra-body {TEMPLATE_FIELD}", json.dumps(body.get(TEMPLATE_FIELD, {})))
+    if variables:
+        warnings.warn("--extra-body: its chat_template_kwargs are used as --chat-template-kwargs", stacklevel=2)
+    return _json(variables | _json_object("--chat-template-kwargs", options.chat_template_kwargs))
 
 
 def _check_values(options: RunOptions) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -241,7 +242,7 @@ def check(
         check_model(config.model)
     info, advised = check_methods(config, loaded)
     dtype, choice = _dtype(config, device, info, loaded, begun)
-    check_template(info.tokenizer, info.name)
+    check_template(info.tokenizer, info.name, info.template_variables)
     stop_ids(info.tokenizer, config.stop)
     data = suite.load(suite_request(config.categories, config.limit, config.data, info))
     check_ids(data)
@@ -324,6 +325,7 @@ def _model_info(config: RunConfig, loaded: Target | None) -> ModelInfo:
     if loaded is not None:
         return loaded
     info = outline_of(config.model, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template)
+    info.template_variables = json.loads(config.chat_template_kwargs or "{}")
     info.device_type = device_class(resolve_device(config.device))
     return info
 

@@ -502,4 +502,6 @@ def _load(plan: Plan) -> Target:
         quantize=config.quantize,
         trust_remote_code=config.trust_remote_code,
         chat_template=config.chat_template,
+        chat_template_kwargs=config.chat_template_kwargs,
+        generation_config=config.generation_config,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -62,11 +62,16 @@ def positions(n: int, seed: int) -> list[int]:
     return chosen
 
 
-def _logits(decoder: Decoder, prompt: Sequence[int], answer: Sequence[int], at: Sequence[int]) -> Iterable[Tensor]:
-    """Return the logits at these positions of an answer."""
-    if decoder.one_position_per_pass:
-        return (decoder.next_logits(prompt, answer[:n])[None] for n in at)
-    return decoder.answer_logits(prompt, answer)
+def _logits(decoder: Decoder, prompt: Sequence[int], answer: Sequence[int], at: Sequence[int]) -> Iterator[Tensor]:
+    """Yield the logits at these positions of an answer, after the model's logits processors."""
+    one_each, processors, start = decoder.one_position_per_pass, decoder.target.processors, 0
+    parts = (decoder.next_logits(prompt, answer[:n])[None] for n in at)
+    for i, part in enumerate(parts if one_each else decoder.answer_logits(prompt, answer)):
+        if not bool(part.isfinite().all()):
+            raise ValueError("the logits of a fresh pass are not finite")
+        start = at[i] if one_each else start
+        yield part if processors is None else processors.process_answer(part, prompt, answer, start)
+        start += len(part)
 
 
 def proof_seed(row: SampleRecord) -> int:
@@ -92,8 +97,6 @@ def compare(
     rng, at = torch.Generator().manual_seed(seed), 0
     total = SampledTokens()
     for part in logits:
-        if not bool(part.isfinite().all()):
-            raise ValueError("the logits of a fresh pass are not finite")
         tokens = torch.tensor(answer[at : at + len(part)], device=part.device)
         uniform = torch.rand(len(tokens), generator=rng, dtype=torch.float64)
         p = sampling.probs(part)

@@ -28,6 +28,7 @@ from specbench_ss.bench.build_config import Access
 from specbench_ss.bench.run_loop import RunCallbacks
 from specbench_ss.cli.report import open_in_browser, write_report
 from specbench_ss.cli.shared import LiveView, fail, print_json
+from specbench_ss.engine.logits_processors import settings_note
 from specbench_ss.models.checkpoint import advice_text
 from specbench_ss.options import option_values, value_text
 from specbench_ss.results.analysis import Results
@@ -295,6 +296,8 @@ def _head(ready: AnyReady) -> Iterator[str]:
         yield rule
     for note in ready.notes if isinstance(ready, measuring.PreparedRun) else ():
         yield f"[yellow]warning:[/] {escape(note)}"
+    if own := settings_note(ready.run_dir.manifest["model"].get("generation_config", {})):
+        yield escape(own)
     if ready.plan.dtype_choice:
         yield escape(ready.plan.dtype_choice)
     model = ready.run_dir.manifest["model"]

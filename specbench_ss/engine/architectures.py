@@ -235,6 +235,7 @@ class ModelInfo:
         self.is_lab = False
         self.device_type = "cpu"  # to run on
         self.bundled_drafters: Path | None = None  # has a folder per method with weights for this model
+        self.template_variables: dict[str, Any] = {}  # of the chat template
         self.origin: dict[str, Any] = {}  # source and conversion of the weights, as far as recorded
         self.n_layers: int = config.num_hidden_layers
         self.hidden_size: int = config.hidden_size
@@ -282,7 +283,8 @@ class ModelInfo:
     def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Return the chat template filled with a conversation. Raises UserError if the template rejects it."""
         try:
-            return str(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+            variables = {"add_generation_prompt": True, "tokenize": False, **self.template_variables}
+            return str(self.tokenizer.apply_chat_template(messages, **variables))
         except Exception as error:  # Jinja's errors and those that a template raises
             roles = ", ".join(message["role"] for message in messages[:6])
             ellipsis = ", ..." if len(messages) > 6 else ""

@@ -96,6 +96,7 @@ class DecodeSession:
         self.rng = torch.Generator(target.device).manual_seed(sampling.seed)
         self.clock = Clock(*target.layer_devices)
         self.prompt, self.began = list(prompt), began
+        self.context = torch.empty(0)  # int64 [S] on the device, prompt and output, for logits processors
         self.finish: Finish | None = None
         self.tokens_past_stop = 0
         self.candidates: list[Candidates] = []  # of every kept token, at a temperature above 0
@@ -124,10 +125,13 @@ class DecodeSession:
         self._set_cache_limit(len(self.prompt))
         state = DecodeState(self.prompt, len(self.prompt), torch.empty(0), self.cache, self.sampling, rng=self.rng)
         ids = torch.tensor([self.prompt], device=self.target.device)
-        output = self.decoder.prefill(state, ids)
-        first = verify(output.logits[0], DraftTree.root_only(ids[0, -1:]), self.sampling, self.rng)
+        output, root = self.decoder.prefill(state, ids), DraftTree.root_only(ids[0, -1:])
+        self.context = ids[0]
+        self._process_logits(output, root, 0)
+        first = verify(output.logits[0], root, self.sampling, self.rng)
         self._record_max_logits(first, output)
         state.ids, state.root = [*self.prompt, *first.tokens], first.next_token
+        self._extend_context(first.tokens)
         state.hidden_states = {layer: t[:, -1:] for layer, t in output.hidden_states.items()}
         self.decoder.on_prefill(state)
         seconds, _ = self.clock.stop()
@@ -145,6 +149,7 @@ class DecodeSession:
         output = self._forward(state, tree)
         clock.mark()
         verified = output.tree or tree
+        self._process_logits(output, verified, len(state.ids) - state.prompt_tokens)
         result = self.decoder.accept(state, verified, output)
         self._check_result(len(tree), result, state.ids[-1])
         self._record_max_logits(result, output)
@@ -181,6 +186,18 @@ class DecodeSession:
         except IndexError:
             self._check_token_ids("propose drafted", tree.tokens.tolist())
             raise
+
+    def _process_logits(self, output: Output, tree: DraftTree, n_new: int) -> None:
+        """Apply the logits processors to each node's logits. n_new: output tokens up to the root."""
+        if (processors := self.target.processors) is not None:
+            path = tree.topology.ancestors().to(tree.tokens.device)  # a node follows itself and its ancestors
+            n_before = path.sum(1) + (n_new - 1)
+            output.logits = processors.process(output.logits[0], self.context, tree.tokens, path, n_before)[None]
+
+    def _extend_context(self, tokens: Sequence[int]) -> None:
+        """Append chosen tokens to the context of the logits processors."""
+        if self.target.processors is not None:
+            self.context = torch.cat((self.context, indices(tokens, self.context.device)))
 
     def _check_token_ids(self, prefix: str, tokens: Sequence[int]) -> None:
         """Raise ValueError for a token id outside the vocabulary. prefix: beginning of the message."""
@@ -231,6 +248,7 @@ class DecodeSession:
         for lo, hi, offsets in ranges:
             self.cache.compact(start, gather_offsets(offsets, path), lo, hi)
         state.ids = state.ids + result.tokens[:n_tokens]
+        self._extend_context(result.tokens)
         state.root = result.next_token
         node = path[-1]
         state.hidden_states = {layer: t[:, node : node + 1] for layer, t in output.hidden_states.items()}

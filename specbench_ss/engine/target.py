@@ -31,6 +31,7 @@ from specbench_ss.engine.cuda_graphs import CudaGraphRunner, StaticPass
 from specbench_ss.engine.device_map import layer_devices, place_blocks, to_device
 from specbench_ss.engine.generic_model import check_against_hf
 from specbench_ss.engine.kv_cache import BatchedKVCache, Cache, PrefixCache, RaggedTensor
+from specbench_ss.engine.logits_processors import processors_of
 from specbench_ss.engine.numerics import HALF_WEIGHTS
 from specbench_ss.engine.timing import settle_cuda
 from specbench_ss.engine.tree import DraftTree, topology_of
@@ -119,6 +120,7 @@ class Target(ModelInfo):
         self.layer_devices = layer_devices(self.family.blocks, self.device)  # device -> its layers, main device first
         self.is_multi_device = len(self.layer_devices) > 1
         self.eos_ids = self._eos_ids()
+        self.processors, self.settings_not_applied = processors_of(model, self.eos_ids)
         self.graphs: CudaGraphRunner | None = None  # None: eager
         self.derived: WeakSet[Target] = WeakSet()  # changed models of methods that use this target
         self._root = (

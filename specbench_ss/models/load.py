@@ -9,12 +9,13 @@ import pickle
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from huggingface_hub import try_to_load_from_cache
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, GenerationConfig
 from transformers.utils import logging
 
 from specbench_ss.engine.architectures import ModelInfo
@@ -67,12 +68,15 @@ def template_text(given: str) -> str:
         raise UserError(f"cannot read --chat-template {given}: {error}") from error
 
 
-def check_template(tokenizer: Any, model: str) -> None:
-    """Raise UserError if the tokenizer has no chat template, or an invalid one."""
-    if getattr(tokenizer, "chat_template", None) is None:
+def check_template(tokenizer: Any, model: str, variables: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Raise UserError if the tokenizer has no chat template, an invalid one, or one without one of the variables."""
+    if (template := getattr(tokenizer, "chat_template", None)) is None:
         raise UserError(f"the tokenizer of {model} has no chat template; use --chat-template {CHOICES}")
+    if unused := [name for name in variables if name not in str(template)]:
+        raise UserError(f"--chat-template-kwargs: the chat template of {model} has no variable {unused[0]!r}")
+    arguments = {"add_generation_prompt": True, "tokenize": False, **variables}
     try:
-        rendered = tokenizer.apply_chat_template(_TEST_MESSAGES, add_generation_prompt=True, tokenize=False)
+        rendered = tokenizer.apply_chat_template(_TEST_MESSAGES, **arguments)
     except Exception as error:  # Jinja's errors and those that a template raises
         raise UserError(f"the chat template of {model} does not work: {error_text(error)}") from error
     questions = [message["content"] for message in _TEST_MESSAGES if message["role"] == "user"]
@@ -155,6 +159,8 @@ def load_target(
     quantize: str = "none",
     trust_remote_code: bool = False,
     chat_template: str | None = None,
+    chat_template_kwargs: str | None = None,
+    generation_config: str = "auto",
     nf4: bool = False,
 ) -> Target:
     """Load a target: an embedded or fetched model by name, a folder, a GGUF file, or a hub id.
@@ -170,6 +176,8 @@ def load_target(
         quantize: one of `quantize.QUANTIZE`; the target's hash is that of the original weights.
         trust_remote_code: allow code of the model's repository.
         chat_template: name or Jinja file of a template that replaces the tokenizer's.
+        chat_template_kwargs: JSON object with variables of the chat template.
+        generation_config: `none` leaves out the logits processors of the model's generation_config.json.
         nf4: load linear layers in 4 bits (NF4, double quantization) with bitsandbytes; compute in `dtype`.
     """
     template = None if chat_template is None else template_text(chat_template)
@@ -185,6 +193,8 @@ def load_target(
     tokenizer = tokenizer_of(source, trust_remote_code, template)
     read = partial(load_model, source, resolve_dtype(kind, device_name), device_name, trust_remote_code, nf4)
     weights = read()
+    if generation_config == "none":
+        weights.generation_config = GenerationConfig(eos_token_id=weights.generation_config.eos_token_id)
     weights_hash = hash_weights(weights)  # before rounding: drafters were trained for the original model
     parameter_count, description = sum(p.numel() for p in weights.parameters()), quantise(weights, quantize)
     fp16_weights = kind == HALF_WEIGHTS and not nf4
@@ -193,7 +203,7 @@ def load_target(
     if description:
         target.quantization = Quantization(description, partial(quantise, how=quantize), read)
     target.is_lab, target.origin, target.bundled_drafters = is_lab(model), model_origin(model), bundled_drafters(model)
-    target.weights_hash = weights_hash
+    target.weights_hash, target.template_variables = weights_hash, json.loads(chat_template_kwargs or "{}")
     check_target(target)
     use_engine(target, engine)
     return target

@@ -100,7 +100,8 @@ def _both(old: Any, new: Any) -> str:
 
 
 BLOCKING = (  # what makes results incomparable
-    "model hash", "quantization", "chat template", "suite", "decoding", "max new tokens",
+    "model hash", "quantization", "chat template", "variables of the chat template", "logits processors", "suite",
+    "decoding", "max new tokens",
     "history of later turns", "baseline",
 )  # fmt: skip
 
@@ -124,6 +125,8 @@ def _facts(run: Run) -> dict[str, str]:
         "device": model["device"],
         **{f"CUDA setting, {name}": state for name, state in (model.get("cuda_settings") or {}).items()},
         "chat template": model.get("chat_template"),
+        "variables of the chat template": config.get("chat_template_kwargs"),
+        "logits processors": model.get("generation_config", {}).get("applied"),
         "suite": suite["name"],
         "edition of the suite": suite["edition"],
         "hash of the questions": suite["content_hash"],

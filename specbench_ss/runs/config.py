@@ -72,7 +72,8 @@ class RunConfig:
     Fields with an option's name have its meaning and default. categories: the option `tasks`. stop: stop strings, which
     stay in the output. presets, plugin: files with options or methods. endpoints: servers that are measured instead of
     methods; the first is the baseline. concurrency: numbers of requests at a time, in addition to one. rate: arrivals
-    per second. extra_body: JSON object with further fields of requests to servers, or None.
+    per second. extra_body: JSON object with further fields of requests to servers, or None. chat_template_kwargs: JSON
+    object with variables of the chat template, or None.
     """
 
     methods: tuple[MethodSpec, ...]
@@ -94,6 +95,8 @@ class RunConfig:
     history: str = RunOptions.history
     trust_remote_code: bool = RunOptions.trust_remote_code
     chat_template: str | None = RunOptions.chat_template
+    chat_template_kwargs: str | None = RunOptions.chat_template_kwargs
+    generation_config: str = RunOptions.generation_config
     stop: tuple[str, ...] = ()
     presets: tuple[Preset, ...] = ()
     plugin: tuple[PluginFile, ...] = ()

@@ -78,6 +78,7 @@ MODEL = _struct_type(
     {"name": str, "hash": str, "parameters": int, "dtype": str, "device": str, "context_length": int},
     {
         "chat_template": str | None,
+        "generation_config": dict[str, JsonObject],
         "engine": str,
         "dtype_choice": str,
         "origin": _struct_type({}, {"gguf": _struct_type({}, {"types": JsonObject | None}) | None}) | None,
@@ -167,6 +168,7 @@ IDENTITY = {  # must be equal, with configuration and methods, for two sessions 
     ("model", "dtype"): "dtype",
     ("model", "device"): "device",
     ("model", "chat_template"): "chat template",
+    ("model", "generation_config"): "generation configuration",
 }
 HASH_SHOWN = 16  # characters
 NOT_COMPARED = ("plugin", "engine")  # plugins are compared by content, engines as resolved
@@ -332,6 +334,12 @@ def manifest_for(
         "vocab_size": target.vocab_size,
         "is_lab": target.is_lab,
         "chat_template": template_hash(getattr(target, "tokenizer", None)),
+        "generation_config": plain(
+            {
+                "applied": target.processors.applied() if target.processors else {},
+                "not_applied": target.settings_not_applied,
+            }
+        ),
         "origin": getattr(target, "origin", {}),
     }
     baselines = references(decoders)

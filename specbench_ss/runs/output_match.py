@@ -88,6 +88,8 @@ def _explain_difference(
     position = len(answer)
     try:
         logits = decoder.next_logits(prompt, answer).float()
+        if (processors := decoder.target.processors) is not None:
+            logits = processors.process_answer(logits[None], prompt, answer, position)[0]
         best, second = logits.topk(2).values.tolist()
         gap, drop = best - second, best - min(float(logits[token]) for token in chosen)
     except Exception as e:  # without logits a difference counts as a mismatch

@@ -24,6 +24,7 @@ from specbench_ss.options import LONGEST, MOST_SEED, checked_value, value_text
 from specbench_ss.stats import TIMING_FLOOR
 
 Engine = Literal["auto", "eager", "graph"]
+GenerationConfigUse = Literal["auto", "none"]
 Seed = Annotated[int, Ge(0), Le(MOST_SEED)]
 Count = Annotated[int, Ge(1)]
 AtLeast0 = Annotated[int, Ge(0)]
@@ -211,10 +212,10 @@ class RunOptions(CommandOptions):
         metavar="NAME:MS,NAME:MS",
         as_text=True,
     )
-    extra_body: str | None = _served(
+    extra_body: str | None = option(
         None,
-        "JSON object with further fields of every request, as "
-        """'{"chat_template_kwargs": {"enable_thinking": false}}'.""",
+        "JSON object with further fields of every request, as '{\"ignore_eos\": true}'.",
+        panel="Servers",
         metavar="JSON",
     )
     endpoint_timeout: Timeout | None = _served(
@@ -312,6 +313,18 @@ class RunOptions(CommandOptions):
         None,
         "Chat template to use instead of the tokenizer's own: plain, vicuna, llama-2, or a Jinja file.",
         metavar="NAME|FILE",
+        modes=MODEL_MODES,
+    )
+    chat_template_kwargs: str | None = _how(
+        None,
+        """JSON object with variables of the chat template, as '{"enable_thinking": false}'; a field of requests """
+        "to servers.",
+        metavar="JSON",
+    )
+    generation_config: GenerationConfigUse = _how(
+        "auto",
+        "Logits processors of the model's own generation_config.json (repetition_penalty, suppress_tokens, "
+        "min_new_tokens, bad_words_ids of one token): auto applies them to every method, none to no method.",
         modes=MODEL_MODES,
     )
     timeout: Timeout | None = _how(

@@ -10,9 +10,12 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from specbench_ss.bench.build_config import run_config
+from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.errors import UserError
 from specbench_ss.models import load
 from specbench_ss.models.load import NAMES, check_template, template_hash, template_text
+from specbench_ss.runs.run_options import RunOptions
 from tests.tiny import tiny_model
 
 TALK = [
@@ -85,3 +88,26 @@ def test_loading_sets_the_template(tmp_path: Path) -> None:
 def test_a_template_that_leaves_the_question_out_is_refused() -> None:
     with pytest.raises(UserError, match="omits user messages: 'first question' is not in 'hello"):
         check_template(tokenizer("hello"), "m")
+
+
+SWITCH = "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking is false %}Ok.{% endif %}"
+
+
+def test_variables_of_the_template_are_given_to_it() -> None:
+    info = ModelInfo(tiny_model("llama").config, tokenizer(SWITCH), "m", None)
+    assert info.chat_text(TALK) == "hihellobye"
+    info.template_variables = {"enable_thinking": False}
+    assert info.chat_text(TALK) == "hihellobyeOk."
+    check_template(info.tokenizer, "m", info.template_variables)
+    with pytest.raises(UserError, match="no variable 'thinking_budget'"):
+        check_template(info.tokenizer, "m", {"thinking_budget": 3})
+
+
+def test_variables_are_given_in_the_same_way_to_methods_and_servers() -> None:
+    text = '{"enable_thinking": false}'
+    local = run_config(RunOptions(methods="pld", chat_template_kwargs=text))
+    with pytest.warns(UserWarning, match="--chat-template-kwargs"):
+        body = run_config(RunOptions(methods="pld", extra_body=f'{{"chat_template_kwargs": {text}}}'))
+    assert local == body and local.chat_template_kwargs == text
+    served = run_config(RunOptions(endpoint=["http://h/v1"], chat_template_kwargs=text))
+    assert served.extra_body == f'{{"chat_template_kwargs": {text}}}'

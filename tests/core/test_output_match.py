@@ -17,6 +17,8 @@ from specbench_ss.runs.records import SampleRecord
 class LogitTarget:
     """Logits fixed in advance; remembers for which ids it was asked."""
 
+    processors = None
+
     def __init__(self, logits: list[float], dtype: torch.dtype = torch.float32) -> None:
         self.logits, self.dtype = torch.tensor(logits), dtype
         self.asked: list[list[int]] = []

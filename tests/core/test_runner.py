@@ -44,6 +44,7 @@ class FakeTarget:
     layer_devices: ClassVar[dict[torch.device, list[int]]] = {device: []}
     device_names, is_multi_device = "cpu", False
     tokenizer = None
+    processors, settings_not_applied = None, {}
     eos_ids: frozenset[int] = frozenset({0})
     context_length, vocab_size, parameter_count = 1000, 256, 10
 
