@@ -107,7 +107,7 @@ def _json(fields: Mapping[str, Any]) -> str | None:
     return json.dumps(fields, sort_keys=True) if fields else None
 
 
-def methods_beside_servers(options: RunOptions) -> RunOptions:
+def options_of_methods(options: RunOptions) -> RunOptions:
     """Return the options of the methods of a run that also measures servers, whose generation configuration is off."""
     body = _json_object("--extra-body", options.extra_body, SET_ELSEWHERE)
     shared = _json({TEMPLATE_FIELD: body[TEMPLATE_FIELD]} if TEMPLATE_FIELD in body else {})

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from specbench_ss.bench import server_run as serving
-from specbench_ss.bench.build_config import asked_run, methods_beside_servers
+from specbench_ss.bench.build_config import asked_run, options_of_methods
 from specbench_ss.cli.parity import print_parity
 from specbench_ss.cli.run_output import Form, checked, describe, exit_on, measure_plan, present, record
 from specbench_ss.cli.shared import interrupted, print_json, to_go_on
@@ -27,7 +27,7 @@ def run_both(options: RunOptions, form: Form) -> None:
     The servers are measured before the methods: they return all their memory at the end, and this process would not.
     """
     config, where, access = asked_run(options.part((SERVER,)))  # first, since the next call loads the plugins
-    own_config, own, _ = asked_run(methods_beside_servers(options))
+    own_config, own, _ = asked_run(options_of_methods(options))
     assert access is not None and access.launch is not None
     out = own.out
     if (out / MANIFEST).exists():
