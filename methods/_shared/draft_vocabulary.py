@@ -67,10 +67,8 @@ def check_draft_vocab(tensors: Mapping[str, Tensor], vocab: int) -> None:
         raise UserError(f"d2t maps to other tokens than the {int((t2d != 0).sum())} that t2d marks")
 
 
-def vocabulary_fields(
-    stated: int | None, tensors: Mapping[str, Tensor], base: ModelInfo, headless: bool = False
-) -> dict[str, Any]:
-    """Return the `VocabularyShape` fields of a drafter.
+def vocabulary_fields(stated: int | None, tensors: Mapping[str, Tensor], base: ModelInfo) -> dict[str, Any]:
+    """Return the `VocabularyShape` fields of a drafter, which may lack an embedding or LM head and use the base's.
 
     Raise UserError if tensors, configuration and base do not fit together.
 
@@ -78,7 +76,6 @@ def vocabulary_fields(
         stated: size of the draft vocabulary in config.json, None if it is not stated.
         tensors: the drafter's, by name.
         base: the model that is drafted for.
-        headless: the drafter may lack an LM head and use the base's.
     """
     names = ("embed_tokens.weight", "lm_head.weight", "d2t", "t2d")
     embedding, head, d2t, t2d = (len(tensors[n]) if n in tensors and tensors[n].ndim else 0 for n in names)
@@ -96,10 +93,13 @@ def vocabulary_fields(
     if embedding and embedding != base.vocab_size:
         raise UserError(f"the drafter is for a vocabulary of {embedding}, the model has {base.vocab_size}")
     reduced = draft_vocab < base.vocab_size
-    required = [("lm_head.weight", head, reduced or d2t or not headless), ("d2t", d2t, reduced)]
+    required = [("lm_head.weight", head, reduced or d2t), ("d2t", d2t, reduced)]
     if missing := [name for name, length, needed in required if needed and not length]:
         sizes = f"the drafter has {draft_vocab} words, the model {base.vocab_size}, and it"
         raise UserError(f"{sizes if reduced else 'the drafter'} lacks tensors: {', '.join(missing)}")
+    fc = tensors.get("fc.weight")
+    if not head and fc is not None and len(fc) != base.hidden_size:
+        raise UserError(f"the drafter has no lm_head.weight, and the model's is {base.hidden_size} wide, not {len(fc)}")
     return {"vocab": embedding, "draft_vocab": head, "mapped": bool(d2t), "marked": bool(t2d)}
 
 

@@ -137,6 +137,12 @@ class DrafterNetwork(nn.Module):
         """Map draft-vocabulary indices to the target's token ids."""
         return drafted if "d2t" not in self._buffers else drafted + self.d2t[drafted]
 
+    def target_probs(self, q: Tensor, vocab: int) -> Tensor:
+        """Return distributions [n, vocab] over the target's tokens of q [n, draft vocabulary]."""
+        if self.vocab_ids is None:
+            return q
+        return q.new_zeros(len(q), vocab).index_copy_(1, self.vocab_ids, q)
+
 
 class FeatureFusion(DrafterNetwork):
     """EAGLE-3's input: fc over hidden states of several target layers, with optional norms.

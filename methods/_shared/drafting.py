@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import indices
 from specbench_ss.engine.verify import VerifyResult
+from specbench_ss.methods._shared import target_copies
 from specbench_ss.methods._shared.draft_vocabulary import read_shapes_and_vocab_maps
 from specbench_ss.methods._shared.drafter_network import DrafterNetwork, Rotary
 from specbench_ss.models import checkpoint
@@ -32,6 +34,8 @@ class DrafterDecoder(Decoder):
     bundled_folder: ClassVar[str] = ""  # name of the drafter folder bundled with a model, "" = the method's name
     advisable: ClassVar[tuple[str, ...]] = ()  # options that config.json may advise
     other_options: ClassVar[tuple[str, ...]] = ()  # options of other methods that use the same folder
+    weight_names: ClassVar[tuple[str, ...]] = ()  # files of the drafter alone, in a folder that may have more
+    target_copies: ClassVar[target_copies.Copies] = {}  # tensors of the folder that the target has too
 
     def __init__(self, target: Target, options: Any, drafter: Any, config: dict[str, Any] | None = None) -> None:
         super().__init__(target, options)
@@ -95,9 +99,25 @@ class DrafterDecoder(Decoder):
         drafted = cls.drafted_model_info(base, path)
         with torch.device("meta"):
             drafter, config = cls.read(options, path, drafted, read_shapes_and_vocab_maps)
+        cls.compare_with_target(config, path, drafted)
         options, advised = cls.advised_by(options, config, drafted, path)
         cls.resolve_options(options, config, drafter, drafted)
         return advised
+
+    @classmethod
+    def compare_with_target(cls, config: Mapping[str, Any], path: Path, base: ModelInfo) -> tuple[str, ...]:
+        """Warn of tensors that should be copies of the target's and are not; return the warnings."""
+        if not cls.target_copies:
+            return ()
+        source = checkpoint.weights_in(path, cls.name, cls.weight_names)
+        trained = "config.json states that it was trained"
+        cause = "a drafter of another model, or a tensor without its values; if it is removed, the model's is used"
+        why = trained if config.get("embed_requires_grad") else cause
+        found = target_copies.differences(source, cls.target_copies, base)
+        texts = tuple(f"{cls.name}: {text}: {why} ({path})" for text in found)
+        for text in texts:
+            warnings.warn(text, stacklevel=1)  # this line: one warning for check and load
+        return texts
 
     @classmethod
     def load(cls, target: Target, options: Any) -> Self:
@@ -108,8 +128,9 @@ class DrafterDecoder(Decoder):
         drafter, config = cls.read(options, path, model, checkpoint.read_tensors)
         checkpoint.check_base(config, target, cls.name)
         options, advised = cls.advised_by(options, config, target, path)
+        differences = cls.compare_with_target(config, path, model)
         decoder = cls.build(model, options, drafter, config, path)
-        decoder.advised = advised
+        decoder.advised, decoder.load_warnings = advised, (*differences, *decoder.load_warnings)
         return decoder
 
     def with_options(self, options: Any) -> Self:

@@ -21,7 +21,7 @@ from specbench_ss.errors import ServingWarning, UserError, did_you_mean, first_l
 from specbench_ss.methods._shared.draft_vocabulary import check_draft_vocab
 from specbench_ss.methods._shared.drafter_network import DrafterNetwork, check_rope
 from specbench_ss.methods._shared.small_llama import llama_layer
-from specbench_ss.models.checkpoint import load_into, public_name, weight_file
+from specbench_ss.models.checkpoint import load_into, public_name, weights_in
 
 TYPE = "speculators_model_type"
 LAYER = "transformer_layer_config"
@@ -29,7 +29,6 @@ READERS = {  # supported types, and the method that reads each
     "eagle3": "eagle3", "peagle": "peagle", "dflash": "dflash", "dflash2": "dflash", "dspark": "dspark", "mtp": "mtp",
 }  # fmt: skip
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 IGNORED = "rotary_emb.inv_freq"  # a buffer of older transformers: frequencies follow from the configuration
 SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -91,13 +90,13 @@ def check_type(config: Mapping[str, Any], *wanted: str) -> bool:
     raise UserError(f"config.json describes a speculator of the type {kind!r}, not {wanted[0]!r}: {advice}")
 
 
-def check_layer_ids(listed: Sequence[int], name: str, base: ModelInfo, least: int = 0) -> None:
-    """Raise UserError if a list in config.json is empty or names a layer that the base lacks, from `least` on."""
+def check_layer_ids(listed: Sequence[int], name: str, base: ModelInfo, least: int = 0, most: int | None = None) -> None:
+    """Raise UserError if a list is empty or names a layer that the base lacks, from `least` to `most`."""
     if not listed:
-        raise UserError(f"{name} in config.json names no layer")
+        raise UserError(f"{name} names no layer")
     for layer in listed:
-        if not least <= layer < base.n_layers:
-            raise UserError(f"{name} in config.json names layer {layer}, the model has layers 0 to {base.n_layers - 1}")
+        if not least <= layer <= (base.n_layers - 1 if most is None else most):
+            raise UserError(f"{name} names layer {layer}, the model has layers 0 to {base.n_layers - 1}")
 
 
 def check_no_final(layers: Sequence[int]) -> None:
@@ -138,6 +137,7 @@ def layer_config(
         raise UserError(f"config.json has layers of the unknown type {kind!r}")
     stated = {k: v for k, v in fields.items() if k not in ("architectures", "auto_map", "model_type")}
     with describing(f"layers as {family} has them"):
+        stated |= {name: rope_of(stated) for name in ("rope_parameters",) if name in stated}
         check_stated(stated)  # before transformers allocates lists of such lengths
         layers = len({name.split(".")[1] for name in drafted or () if name.startswith("layers.")})
         count = stated.get("num_hidden_layers") or 0
@@ -190,7 +190,25 @@ def check_stated(stated: Mapping[str, Any]) -> None:
 
 def sizes_of(layer: PretrainedConfig) -> dict[str, Any]:
     """Return a layer's sizes. Sliding windows are left out: drafters build their own masks."""
-    return {name: getattr(layer, name) for name in SIZES}
+    return {name: getattr(layer, name) for name in SIZES} | {"rope_parameters": rope_of(layer.to_dict())}
+
+
+def rope_of(fields: Mapping[str, Any], layers: int | None = None) -> Any:
+    """Return `rope_parameters` of a configuration of decoder layers, which some state by kind of layer.
+
+    Raise UserError if its layers differ. layers: their number, None = as stated.
+    """
+    rope, kinds = fields.get("rope_parameters"), fields.get("layer_types") or ()
+    by_kind = {kind: part for kind, part in rope.items() if isinstance(part, Mapping)} if isinstance(rope, dict) else {}
+    if not by_kind:
+        return rope
+    if "rope_type" in rope:  # the stated one, to which transformers adds the defaults of the model type
+        return {name: value for name, value in rope.items() if name not in by_kind}
+    of_layers = dict.fromkeys(kinds) if len(kinds) == (layers or fields.get("num_hidden_layers")) else ["full_attention"]
+    first, *others = [by_kind.get(kind) for kind in of_layers]
+    if first is None or any(other != first for other in others):
+        raise UserError(f"rope_parameters in config.json are not the same for layers of {', '.join(of_layers)}")
+    return first
 
 
 def new_sizes(target: ModelInfo, layers: int) -> dict[str, Any]:
@@ -233,7 +251,7 @@ def read_network(
         problems: returns deviations of vLLM with this network; each becomes a ServingWarning.
         stored: returns the checkpoint's name of a network's tensor.
     """
-    file, _ = weight_file(path, WEIGHT_FILES, method)
+    file = weights_in(path, method)
     named = {name.removeprefix("model."): tensor for name, tensor in read(file).items() if not name.endswith(IGNORED)}
     first = "midlayer."
     tensors = {f"layers.0.{n.removeprefix(first)}" if n.startswith(first) else n: t for n, t in named.items()}

@@ -26,6 +26,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafter_network import DrafterNetwork
 from specbench_ss.methods._shared.drafting import FeatureDecoder, Read
 from specbench_ss.methods._shared.heads import best_marginal_nodes
+from specbench_ss.methods._shared.target_copies import EMBEDDING, EMBEDDING_AND_HEAD
 from specbench_ss.methods._shared.tree_growth import best, draw, grow
 from specbench_ss.methods.block_drafters import dflash, peagle
 from specbench_ss.methods.block_drafters.dflash import BlockAttention
@@ -91,6 +92,7 @@ class BlockDecoder(FeatureDecoder):
     node_options = ("nodes",)
     can_export = True
     vllm: ClassVar[dict[str, Any]]  # vLLM's settings for the method
+    target_copies = EMBEDDING_AND_HEAD
     size_option: ClassVar[str]  # the option that shortens a drafter's block
     reduced_args: ClassVar[dict[str, Any]]  # for `test_instances`: arguments of `random` with a reduced vocabulary
     reduced_size: ClassVar[int]  # block size with a reduced vocabulary
@@ -177,16 +179,7 @@ def sampled_chain(state: DecodeState, logits: Tensor, drafter: DrafterNetwork, v
     """Return a chain sampled from q, the positions' distributions after temperature and filters."""
     q = state.sampling.probs(logits)
     drafted = drafter.token_ids(draw(q, state.rng)[:, 0])
-    return DraftTree.chain(state.root, drafted, draft_probs(q, drafter, vocab))
-
-
-def draft_probs(q: Tensor, drafter: DrafterNetwork, vocab: int) -> Tensor:
-    """Return distributions [n, vocab] over the target's tokens of q [n, draft vocabulary]."""
-    if drafter.vocab_ids is None:
-        return q
-    rows = q.new_zeros(len(q), vocab)
-    rows[:, drafter.vocab_ids] = q
-    return rows
+    return DraftTree.chain(state.root, drafted, drafter.target_probs(q, vocab))
 
 
 # -- DFlash --------------------------------------------------------------------------------------------------------
@@ -264,7 +257,7 @@ class DFlash(BlockDecoder):
         length = self._length(state, states, tokens)
         if not length:
             return DraftTree.root_only(state.root)
-        probs = None if q is None else draft_probs(q[:length], self.drafter, self.target.vocab_size)
+        probs = None if q is None else self.drafter.target_probs(q[:length], self.target.vocab_size)
         return DraftTree.chain(state.root, tokens[1 : length + 1], probs)
 
     def _length(self, state: DecodeState, states: Tensor, tokens: Tensor) -> int:
@@ -338,6 +331,7 @@ class PEagle(BlockDecoder):
     name = "peagle"
     summary = "P-EAGLE: EAGLE-3's layer, all depths in one pass"
     paper = "Hui et al. 2026, arXiv:2602.01469"
+    target_copies = EMBEDDING  # its LM head is its own
     Options = PEagleOptions
     size_option = "depths"
     random, read_drafter = staticmethod(peagle.random_drafter), staticmethod(peagle.read_drafter)

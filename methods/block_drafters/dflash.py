@@ -42,7 +42,7 @@ from specbench_ss.methods._shared.draft_vocabulary import (
 from specbench_ss.methods._shared.drafter_network import DrafterNetwork, Rotary, VocabularyShape, block_of
 from specbench_ss.methods.block_drafters.convolution import BlockConvolution, inside_block
 from specbench_ss.methods.block_drafters.correction import CandidateSelector, Correction, RecurrentHead
-from specbench_ss.models.checkpoint import read_config, weight_file
+from specbench_ss.models.checkpoint import read_config
 
 MOST_BLOCK = 256  # positions of a block; published drafters have at most 16
 UNSUPPORTED = ("output_multiplier", "final_logit_softcapping")  # logit transforms in z-lab's code
@@ -401,7 +401,7 @@ def read_drafter(path: Path, base: ModelInfo, read: Callable[..., dict[str, Tens
 
     Warn if vLLM serves the folder differently.
     """
-    config = read_config(weight_file(path, speculators.WEIGHT_FILES, "dflash")[0].parent)
+    config = read_config(path)
     build, problems = partial(_network, config, base), partial(_problems_in_vllm, config)
     return speculators.read_network("dflash", path, base, read, build, problems, _stored_name), config
 
@@ -444,7 +444,7 @@ def shape_fields(
         "layer_masks": _layer_masks(fields, layer),
         "from_anchor": fields.sample_from_anchor or fields.shift_label,
         "scale": fields.input_embedding_scale,
-        **vocabulary_fields(fields.draft_vocab_size, tensors, base, headless=True),
+        **vocabulary_fields(fields.draft_vocab_size, tensors, base),
     }
 
 
@@ -493,10 +493,10 @@ def _inputs(fields: DFlashFields, base: ModelInfo) -> tuple[int, ...]:
     """Return the target layers whose inputs are read. Raise UserError for layers that the base lacks."""
     if fields.speculators_model_type:
         listed = fields.aux_hidden_state_layer_ids or []
-        speculators.check_layer_ids(listed, "aux_hidden_state_layer_ids", base)
+        speculators.check_layer_ids(listed, "aux_hidden_state_layer_ids in config.json", base, most=base.n_layers)
         return tuple(listed)
     listed = fields.target_layer_ids or []
-    speculators.check_layer_ids(listed, "target_layer_ids", base, least=-1)  # -1: the embedding
+    speculators.check_layer_ids(listed, "target_layer_ids in config.json", base, least=-1)  # -1: the embedding
     return tuple(FINAL if layer == base.n_layers - 1 else layer + 1 for layer in listed)
 
 

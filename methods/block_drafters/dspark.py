@@ -31,7 +31,7 @@ from specbench_ss.methods.block_drafters.correction import (
     MarkovHead,
     MarkovKind,
 )
-from specbench_ss.models.checkpoint import read_config, weight_file
+from specbench_ss.models.checkpoint import read_config
 
 BLOCK = 7  # positions of published drafters
 ARCHITECTURE = "Qwen3DSparkModel"  # in DeepSpec's layout, also of their DFlash drafters
@@ -164,7 +164,7 @@ def read_drafter(path: Path, base: ModelInfo, read: Callable[..., dict[str, Tens
 
     Warn if vLLM serves the folder differently.
     """
-    config = read_config(weight_file(path, speculators.WEIGHT_FILES, "dspark")[0].parent)
+    config = read_config(path)
     build, problems = partial(_network, config, base), partial(_problems_in_vllm, config)
     return speculators.read_network("dspark", path, base, read, build, problems), config
 

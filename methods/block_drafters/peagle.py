@@ -32,7 +32,7 @@ from specbench_ss.methods._shared.draft_vocabulary import (
     vocabulary_fields,
 )
 from specbench_ss.methods._shared.drafter_network import FeatureFusion, VocabularyShape, block_of, input_levels
-from specbench_ss.models.checkpoint import read_config, weight_file
+from specbench_ss.models.checkpoint import read_config
 
 DEPTHS = 8  # draft positions of published drafters
 MOST_DEPTHS = 64
@@ -186,7 +186,7 @@ def read_fields(config: dict[str, Any]) -> PEagleFields:
 
 def read_drafter(path: Path, base: ModelInfo, read: Callable[..., dict[str, Tensor]]) -> tuple[Drafter, dict[str, Any]]:
     """Return the drafter of a folder, and its config.json. Raise UserError if it does not fit the base."""
-    config = read_config(weight_file(path, speculators.WEIGHT_FILES, "peagle")[0].parent)
+    config = read_config(path)
     return speculators.read_network("peagle", path, base, read, partial(_network, config, base)), config
 
 
@@ -228,7 +228,7 @@ def _inputs(fields: PEagleFields, base: ModelInfo) -> tuple[int, ...]:
     listed = fields.eagle_aux_hidden_state_layer_ids
     if listed is None:
         return input_levels(base.n_layers)
-    speculators.check_layer_ids(listed, speculators.LAYER_IDS, base)
+    speculators.check_layer_ids(listed, f"{speculators.LAYER_IDS} in config.json", base, most=base.n_layers)
     return tuple(listed)
 
 

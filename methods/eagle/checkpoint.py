@@ -7,7 +7,9 @@ speculators' configurations that differ from speculators 0.9 (models/eagle3) are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,13 @@ from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import FINAL, Target
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, prefixed
 from specbench_ss.methods._shared import speculators
 from specbench_ss.methods._shared.draft_vocabulary import vocabulary_fields
 from specbench_ss.methods._shared.drafter_network import Rotary, published_levels
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.eagle.drafter import Drafter, Eagle1Drafter, Eagle3Drafter, Shape
-from specbench_ss.models.checkpoint import read_config, weight_file
+from specbench_ss.models.checkpoint import read_config
 
 TYPE, LAYER_IDS = speculators.TYPE, speculators.LAYER_IDS
 FIRST = "layers.0"
@@ -53,7 +55,6 @@ def read_drafter(
 
     levels: target layers that are read, 0 = EAGLE-1.
     """
-    weight_file(path, speculators.WEIGHT_FILES, method)
     about = drafter_config(path, method)
 
     def build(tensors: Tensors) -> Drafter:
@@ -79,11 +80,12 @@ def drafter_config(path: Path, method: str = "eagle3") -> dict[str, Any]:
 
     Raise UserError, naming the method, for a config.json of another method, or of layers that are not supported.
     """
-    about = read_config(path if path.is_dir() else path.parent)
+    about = read_config(path)
     try:
         if not speculators.check_type(about, method.removesuffix("2")):
             nested = about.get(speculators.LAYER)
-            return {**nested, **about} if isinstance(nested, dict) else about
+            about = {**nested, **about} if isinstance(nested, dict) else about
+            return about | {name: speculators.rope_of(about, 1) for name in ("rope_parameters",) if name in about}
         layer = speculators.layer_config(about, "Llama", KINDS)
         rope = layer.rope_parameters or {}
         if rope.get("partial_rotary_factor") not in (None, 1):
@@ -104,7 +106,7 @@ def _network(tensors: Tensors, about: dict[str, Any], base: ModelInfo, levels: i
     shape = _shape(tensors, about, base, levels)
     with speculators.describing("a Llama layer"):
         config = shape.llama(about)
-        return Eagle3Drafter(shape, config, base.vocab_size) if levels else Eagle1Drafter(shape, config)
+        return (Eagle3Drafter if levels else Eagle1Drafter)(shape, config, base.vocab_size)
 
 
 def _check_supported(fields: Eagle3Fields, base: ModelInfo) -> None:
@@ -147,14 +149,14 @@ def _shape(tensors: Tensors, about: dict[str, Any], base: ModelInfo, levels: int
         kv_heads=kv_rows // head_dim,
         head_dim=head_dim,
         biases=frozenset(biases | ({"fc"} if "fc.bias" in tensors else set())),
-        **vocabulary_fields(stated, tensors, base, headless=not levels),
+        **vocabulary_fields(stated, tensors, base),
         feature=base.hidden_size,
         levels=levels or 1,
         feature_norms=bool(levels) and (bool(about.get("fc_norm")) or any(n.startswith("fc_norm.") for n in tensors)),
         input_norm=bool(levels) and (bool(about.get("norm_before_fc")) or "input_norm.weight" in tensors),
         residual_normed=bool(about.get("norm_before_residual")),
         output_normed=bool(about.get("norm_output")),
-        head_norms=TYPE in about and about.get("model_type") == "qwen3",
+        head_norms=about.get("model_type") == "qwen3" if TYPE in about else f"{FIRST}.self_attn.q_norm.weight" in tensors,
     )
 
 
@@ -184,32 +186,58 @@ def _check_hidden(hidden: int, fc_width: int, base: ModelInfo, levels: int, own_
 
 # -- target layers that are read -----------------------------------------------------------------------------------
 
-QUESTION = "Explain in a few sentences why the sky is blue, and name two other things with the same cause."
-TOKENS = 48  # length of the target's answer on which candidates are compared
+QUESTIONS = (
+    "Explain in a few sentences why the sky is blue, and name two other things with the same cause.",
+    "Write a short story about a lighthouse keeper who finds a letter in a bottle.",
+    "A train leaves at 14:20 and arrives at 17:05. How long is the journey? Explain each step.",
+    "Write a Python function that returns the prime numbers below a limit, and explain how it works.",
+    "List the steps to repot a houseplant, with one sentence for each step.",
+    "Compare trains and airplanes for a journey of 500 kilometers.",
+)
+TOKENS = 96  # of the target's answer to each question
+FEWEST_ANSWERS = 2
+CERTAIN = 0.001  # two-sided p-value below which one reading predicts better
 
 
-def layers_of(config: dict[str, Any], base: ModelInfo) -> Sequence[tuple[int, ...]]:
-    """Return the layers whose inputs EAGLE-3 reads by config.json; several candidates where it must be read two ways.
+@dataclass(frozen=True, slots=True)
+class StatedLayers:
+    """Readings of config.json: target layers whose inputs the drafter reads. source: reason of a single one, as text.
 
-    `eagle_aux_hidden_state_layer_ids` names inputs of layers in some projects and their outputs in others.
+    Two readings: the stated ids as inputs of layers, and as outputs.
+    """
+
+    readings: tuple[tuple[int, ...], ...]
+    source: str = ""
+
+
+def layers_of(config: dict[str, Any], base: ModelInfo) -> StatedLayers:
+    """Return the layers whose inputs EAGLE-3 reads by config.json; two readings if the ids may be either.
+
+    `eagle_aux_hidden_state_layer_ids` names inputs of layers in speculators and vLLM. SGLang, SpecForge and ModelOpt
+    nest it in `eagle_config` and name outputs, from 1 on. Only inputs have an id for the state after the last layer.
     """
     if TYPE in config:
-        return (_stated_layers(config, base),)
+        return StatedLayers((_stated_layers(config, base),), "inputs of layers, by speculators' layout")
     if "feature_layers" in config:
-        return (checked_layers(config["feature_layers"], base, "feature_layers in config.json"),)
+        return StatedLayers((checked_layers(config["feature_layers"], base, "feature_layers in config.json"),))
     nested = config.get("eagle_config")
-    listed = config.get(LAYER_IDS) or (nested.get(LAYER_IDS) if isinstance(nested, dict) else None)
+    of_sglang = nested.get(LAYER_IDS) if isinstance(nested, dict) and not config.get(LAYER_IDS) else None
+    listed = config.get(LAYER_IDS) or of_sglang
     if not listed:
-        return (published_levels(base.n_layers),)
+        return StatedLayers((published_levels(base.n_layers),), "the published layers, since config.json states none")
     inputs = checked_layers(listed, base, f"{LAYER_IDS} in config.json")
-    outputs = tuple(FINAL if i + 1 == base.n_layers else i + 1 for i in inputs)
-    return inputs, outputs
+    if base.n_layers in inputs:
+        return StatedLayers((inputs,), f"{LAYER_IDS} are inputs: {base.n_layers} is the state after the last layer")
+    outputs = tuple(i + 1 for i in inputs)
+    if of_sglang and inputs[0] == 1:
+        return StatedLayers((outputs,), f"{LAYER_IDS} are outputs, as in SGLang, SpecForge and ModelOpt")
+    return StatedLayers((inputs, outputs))
 
 
 def _stated_layers(config: Mapping[str, Any], base: ModelInfo) -> tuple[int, ...]:
     """Return the layers by speculators' layout, with id i as the input of layer i, as in vLLM.
 
-    Default: 2, N/2, N - 3.
+    The number of layers is the state after the last layer. Default: 2, N/2, N - 3.
     """
     n = base.n_layers
     try:
@@ -218,62 +246,88 @@ def _stated_layers(config: Mapping[str, Any], base: ModelInfo) -> tuple[int, ...
             ids = [2, n // 2, n - 3]
             if len(set(ids)) < 3:
                 raise UserError(f"config.json does not state {LAYER_IDS}; a model of {n} layers has no default")
-        if n in ids:
-            raise UserError(f"{LAYER_IDS} in config.json names {n}, the state before the final norm: not supported")
-        speculators.check_layer_ids(ids, LAYER_IDS, base)
+        speculators.check_layer_ids(ids, f"{LAYER_IDS} in config.json", base, most=n)
     except UserError as error:
         raise UserError(f"eagle3: {error}") from None
     return tuple(ids)
 
 
 def checked_layers(layers: Any, base: ModelInfo, name: str) -> tuple[int, ...]:
-    """Return a list of layers, FINAL allowed. Raise UserError for layers that the model does not have."""
+    """Return a list of layers; FINAL and the number of layers, the state before the final norm, are allowed.
+
+    Raise UserError for layers that the model does not have.
+    """
     try:
         indices = user_files.convert(layers, list[int])
     except ValueError:
         indices = []
     if not indices:
         raise UserError(f"eagle3: {name} must be a list of layers, not {layers!r}")
-    for layer in indices:
-        if not FINAL <= layer < base.n_layers:
-            raise UserError(f"eagle3: {name} names layer {layer}, the model has layers 0 to {base.n_layers - 1}")
+    with prefixed("eagle3"):
+        speculators.check_layer_ids(indices, name, base, FINAL, base.n_layers)
     return tuple(indices)
 
 
 @torch.inference_mode()
-def best_layers(target: Target, drafter: Drafter, candidates: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the candidate with most correct predictions of the target's greedy answer; ties: the first."""
-    if len(candidates) == 1:
-        return candidates[0]
-    prompt = _prompt(target)
+def choose_layers(target: Target, drafter: Drafter, stated: StatedLayers) -> tuple[tuple[int, ...], str, bool]:
+    """Return the layers to read, the reason as text, and False if the reason does not decide between two readings.
+
+    Two readings are compared by the target's greedy answers, in which each predicts some tokens that the other does
+    not: a sign test.
+    """
+    if len(stated.readings) == 1:
+        return stated.readings[0], f"{text_of(stated.readings[0])}: {stated.source}" if stated.source else "", True
+    drafter = drafter.to(target.device, target.dtype).eval()
+    rotary, hits, p = Rotary(drafter.config, target.device), list[Tensor](), 1.0
+    for index in range(len(QUESTIONS)):
+        hits.append(_hits(target, drafter, rotary, _prompt(target, index), stated.readings))
+        either = torch.cat(hits, 1)
+        ahead = [int((either[i] & ~either[1 - i]).sum()) for i in (0, 1)]
+        p = sign_test(*ahead)
+        if len(hits) >= FEWEST_ANSWERS and p < CERTAIN:
+            break
+    best, counts = int(ahead[1] > ahead[0]), either.sum(1).tolist()
+    found = f"of {either.shape[1]} answer tokens it predicts {counts[0]} with inputs and {counts[1]} with outputs"
+    reason = f"{LAYER_IDS} are {('inputs', 'outputs')[best]}, since {found}"
+    return stated.readings[best], f"{text_of(stated.readings[best])}: {reason}", p < CERTAIN
+
+
+def text_of(layers: Sequence[int]) -> str:
+    """Return layers as the option `layers` names them."""
+    return ":".join(map(str, layers))
+
+
+def sign_test(a: int, b: int) -> float:
+    """Return the two-sided p-value of a split of a + b cases into a and b, if both sides are equally likely."""
+    return min(1.0, 2 * sum(math.comb(a + b, k) for k in range(min(a, b) + 1)) / 2 ** (a + b))
+
+
+def _hits(target: Target, drafter: Drafter, rotary: Rotary, prompt: list[int], readings: Sequence[Sequence[int]]) -> Tensor:
+    """Return bool [readings, n]: the drafter predicts the target's greedy answer from the true hidden states."""
     tokens = min(TOKENS, target.context_length - len(prompt))
     answer = generate(Autoregressive(target), prompt, StopParams(tokens), SamplingParams()).tokens
     ids = torch.tensor([[*prompt, *answer]], device=target.device)
-    layers = sorted({layer for layers in candidates for layer in layers})
+    layers, rows = {layer for reading in readings for layer in reading}, list[Tensor]()
     states = target.prefill(ids[:, :-1], target.new_cache(ids.shape[1]), layers, every=True).hidden_states
-    drafter = drafter.to(target.device, target.dtype).eval()
-    rotary = Rotary(drafter.config, target.device)
-    hits = [_hits(target, drafter, rotary, ids, [states[i] for i in layers], len(prompt)) for layers in candidates]
-    return candidates[hits.index(max(hits))]
-
-
-def _hits(target: Target, drafter: Drafter, rotary: Rotary, ids: Tensor, features: Sequence[Tensor], start: int) -> int:
-    """Return the number of correctly predicted tokens from ids[start + 1] on, given the true hidden states."""
     positions = torch.arange(ids.shape[1] - 1, device=ids.device)[None]
-    fused = drafter.fuse(features)
-    out = drafter(drafter.embed(ids[:, 1:], target), fused, None, None, rotary(positions, fused.dtype))
-    predictions = drafter.token_ids(drafter.logits(out[:, :-1], target).argmax(-1))  # slot s predicts x_{s+2}
-    return int((predictions == ids[:, 2:])[:, start - 1 :].sum())
+    for reading in readings:
+        fused = drafter.fuse([states[layer] for layer in reading])
+        out = drafter(drafter.embed(ids[:, 1:], target), fused, None, None, rotary(positions, fused.dtype))
+        predictions = drafter.token_ids(drafter.logits(out[:, :-1], target).argmax(-1))  # slot s predicts x_{s+2}
+        rows.append((predictions == ids[:, 2:])[0, len(prompt) - 1 :])
+    return torch.stack(rows).cpu()
 
 
-def _prompt(target: Target) -> list[int]:
-    """Return a question if there is a chat template, else the BOS token."""
-    if target.tokenizer is not None and target.tokenizer.chat_template is not None:
-        ids = target.encode_chat([{"role": "user", "content": QUESTION}])
-        if len(ids) < target.context_length:
-            return ids
-    bos = target.config.bos_token_id
-    return [bos if isinstance(bos, int) else 0]
+def _prompt(target: Target, index: int) -> list[int]:
+    """Return a question, in the chat template if there is one; without a tokenizer one token."""
+    tokenizer = target.tokenizer
+    if tokenizer is None:
+        return [index % target.vocab_size]
+    if tokenizer.chat_template is None:
+        ids = list(tokenizer(QUESTIONS[index])["input_ids"])
+    else:
+        ids = target.encode_chat([{"role": "user", "content": QUESTIONS[index]}])
+    return ids if 0 < len(ids) < target.context_length else ids[:1] or [index]
 
 
 # -- writing -------------------------------------------------------------------------------------------------------

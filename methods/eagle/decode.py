@@ -7,6 +7,7 @@ drafted nodes follow for one step and are dropped.
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,15 +35,18 @@ from specbench_ss.methods._shared.heads import (
     tree_of,
     tunable_nodes,
 )
+from specbench_ss.methods._shared.target_copies import EMBEDDING, EMBEDDING_AND_HEAD
 from specbench_ss.methods._shared.tree_growth import best, draw, grow
 from specbench_ss.methods.eagle.checkpoint import (
-    best_layers,
+    StatedLayers,
     checked_layers,
+    choose_layers,
     config_of,
     drafter_config,
     layers_of,
     published_name,
     read_drafter,
+    text_of,
     vllm_config_of,
     vllm_tensors,
 )
@@ -71,6 +75,7 @@ class EagleDecoder(FeatureDecoder):
     other_options: ClassVar[tuple[str, ...]] = ("nodes", "total_tokens", "depth", "top_k")
     can_export: ClassVar[bool] = True
     is_eagle3: ClassVar[bool] = False
+    target_copies = EMBEDDING_AND_HEAD
 
     def __init__(
         self, target: Target, options: Any, drafter: Drafter, config: dict[str, Any], layers: Sequence[int] = (FINAL,)
@@ -79,20 +84,27 @@ class EagleDecoder(FeatureDecoder):
         self.newest = torch.empty(0)  # [1, 1, h], output of the last slot, which gives the root's children
 
     @classmethod
-    def layers_of(cls, options: Any, config: dict[str, Any], base: ModelInfo, path: Path) -> Sequence[tuple[int, ...]]:
-        """Return the target layers whose inputs are read; several candidates if config.json is ambiguous."""
-        return ((FINAL,),)
+    def layers_of(cls, options: Any, config: dict[str, Any], base: ModelInfo, path: Path) -> StatedLayers:
+        """Return the target layers whose inputs are read; two readings if config.json is ambiguous."""
+        return StatedLayers(((FINAL,),))
 
     @classmethod
     def read(cls, options: Any, path: Path, base: ModelInfo, read: Read) -> tuple[Drafter, dict[str, Any]]:
         config = drafter_config(path, cls.name)
-        layers = cls.layers_of(options, config, base, path)[0]
+        layers = cls.layers_of(options, config, base, path).readings[0]
         return read_drafter(path, base, cls.name, len(layers) if cls.is_eagle3 else 0, read), config
 
     @classmethod
     def build(cls, target: Target, options: Any, drafter: Drafter, config: dict[str, Any], path: Path) -> Self:
-        layers = cls.layers_of(options, config, target, path)
-        return cls(target, options, drafter, config, best_layers(target, drafter, layers))
+        stated = cls.layers_of(options, config, target, path)
+        layers, reason, certain = choose_layers(target, drafter, stated)
+        decoder = cls(target, options, drafter, config, layers)
+        decoder.measured = {"reads layers": reason} if reason else {}
+        if not certain:
+            ways = " or ".join(f"{cls.name}.layers={text_of(reading)}" for reading in stated.readings)
+            decoder.load_warnings = (f"{cls.name}: reads layers {reason}; this does not decide: set {ways} ({path})",)
+            warnings.warn(decoder.load_warnings[0], stacklevel=2)
+        return decoder
 
     def apply_options(self, options: Any) -> Self:
         return type(self)(self.target, options, self.drafter, self.config, self.layers)
@@ -288,11 +300,11 @@ class Eagle(EagleDecoder):
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """Return random drafters on the published tree and on a deep one, and with sampled candidates."""
+        """Return random drafters on the published tree and a deep one, with sampled candidates and fewer tokens."""
 
-        def build(accuracies: list[list[float]], **options: Any) -> Callable[[], Decoder]:
+        def build(accuracies: list[list[float]], reduced: bool = False, **options: Any) -> Callable[[], Decoder]:
             return lambda: cls(
-                target, EagleOptions(**options), random_eagle(target), {"accuracies": accuracies, "nodes": 9}
+                target, EagleOptions(**options), random_eagle(target, reduced), {"accuracies": accuracies, "nodes": 9}
             )
 
         uniform = [[0.4 / (r + 1) for r in range(min(4, target.vocab_size))] for _ in range(5)]
@@ -302,6 +314,8 @@ class Eagle(EagleDecoder):
             "auto": build(uniform),
             "chain": build(chain, nodes=7),
             "sampled": build(uniform, tree="published", sample="on"),
+            "reduced": build(uniform, True),
+            "reduced and sampled": build(uniform, True, sample="on"),
         }
 
     def metadata(self) -> dict[str, Any]:
@@ -334,7 +348,8 @@ class Eagle(EagleDecoder):
 
             def sampled(level: Level, logits: Tensor) -> Tensor:
                 qs.append(state.sampling.probs(logits))
-                return draw(qs[-1], state.rng, self.siblings)[level.parent, level.sibling]
+                drafted = draw(qs[-1], state.rng, self.siblings)[level.parent, level.sibling]
+                return self.drafter.token_ids(drafted)
 
             (tokens,) = self._fill(sampled, EagerPass(self.target, self.cache, 0), *inputs)
         else:
@@ -345,7 +360,7 @@ class Eagle(EagleDecoder):
 
     def _best(self, level: Level, logits: Tensor) -> Tensor:
         """Return a level's tokens [m], the most probable ones of logits [rows, V]."""
-        return logits.topk(self.tree.width).indices[level.parent, level.rank]
+        return self.drafter.token_ids(logits.topk(self.tree.width).indices[level.parent, level.rank])
 
     def _fill(
         self, choose: Callable[[Level, Tensor], Tensor], current: AnyPass, root: Tensor, states: Tensor
@@ -361,7 +376,7 @@ class Eagle(EagleDecoder):
 
     def _probs(self, qs: list[Tensor]) -> Tensor:
         """Return q [n, V] at the nodes with children; rows of leaves are zero."""
-        q = torch.cat(qs)
+        q = self.drafter.target_probs(torch.cat(qs), self.target.vocab_size)
         return q.new_zeros(len(self.tree.topology.parents), q.shape[-1]).index_copy_(0, self.inner_nodes, q)
 
 
@@ -396,7 +411,8 @@ class Eagle3Options(DynamicOptions):
     owner: ClassVar[str] = "eagle3"
     layers: str = option(
         "auto",
-        "Target layers whose inputs the drafter reads, as in 2:16:29; -1 is the final state. "
+        "Target layers whose inputs the drafter reads, as in 2:16:29; the number of layers is the state after the last, "
+        "-1 that after the final norm. "
         "auto: as in the checkpoint's configuration.",
     )
 
@@ -518,13 +534,14 @@ class Eagle3(Eagle2):
     name = "eagle3"
     bundled_folder = "eagle3"
     is_eagle3 = True
+    target_copies = EMBEDDING  # its LM head is its own
     summary = "EAGLE-3: features of three levels, training-time test, dynamic tree"
     paper = "Li et al. 2025, arXiv:2503.01840"
     Options = Eagle3Options
     published_depth = 7
 
     @classmethod
-    def layers_of(cls, options: Any, config: dict[str, Any], base: ModelInfo, path: Path) -> Sequence[tuple[int, ...]]:
+    def layers_of(cls, options: Any, config: dict[str, Any], base: ModelInfo, path: Path) -> StatedLayers:
         """Return the layers of the option `layers`, else of config.json."""
         if options.layers != "auto":
             try:
@@ -532,7 +549,7 @@ class Eagle3(Eagle2):
             except ValueError:
                 allowed = "numbers as in 2:16:29, or auto"
                 raise UserError(f"eagle3: layers must be {allowed}, not {options.layers!r}") from None
-            return (checked_layers(numbers, base, "layers"),)
+            return StatedLayers((checked_layers(numbers, base, "layers"),))
         try:
             return layers_of(config, base)
         except UserError as error:

@@ -116,13 +116,13 @@ class Drafter(DrafterNetwork, ABC):
 
 
 class Eagle1Drafter(Drafter):
-    """EAGLE and EAGLE-2: predicts the target's next final hidden state, which the target's LM head reads."""
+    """EAGLE and EAGLE-2: predicts the target's next final hidden state, which the target's LM head reads, or its own."""
 
-    def __init__(self, shape: Shape, config: LlamaConfig) -> None:
+    def __init__(self, shape: Shape, config: LlamaConfig, vocab_size: int) -> None:
         super().__init__(shape, config)
         self.fc = nn.Linear(2 * shape.hidden, shape.hidden, "fc" in shape.biases)
         self.layers = nn.ModuleList([Layer(config, shape, shape.hidden)])
-        self.make_head(0)
+        self.make_head(vocab_size)
         self.blocks = [block_of(self.layers[0], nn.Identity())]
 
     def fuse(self, features: Sequence[Tensor]) -> Tensor:
@@ -193,14 +193,15 @@ def config_for(target: Target, shape: Shape) -> dict[str, Any]:
     }
 
 
-def new_eagle(target: Target) -> tuple[Eagle1Drafter, dict[str, Any]]:
-    """Return an untrained EAGLE drafter and its config.
+def new_eagle(target: Target, draft_vocab: int = 0) -> tuple[Eagle1Drafter, dict[str, Any]]:
+    """Return an untrained EAGLE drafter and its config. draft_vocab: 0 = the target's LM head.
 
     `fc` has no bias, which vLLM would drop. `bias` is stated: in the authors' code a missing one means true.
     """
-    shape = shape_for(target)
+    reduced = bool(draft_vocab)
+    shape = replace(shape_for(target), draft_vocab=draft_vocab, mapped=reduced, marked=reduced)
     config = config_for(target, shape) | {"bias": False}
-    return Eagle1Drafter(shape, shape.llama(config)), config
+    return Eagle1Drafter(shape, shape.llama(config), target.vocab_size), config
 
 
 def new_eagle3(
@@ -221,9 +222,9 @@ def new_eagle3(
     return drafter, config, layers
 
 
-def random_eagle(target: Target) -> Eagle1Drafter:
-    """Return an EAGLE drafter with random weights."""
-    return randomize_drafter(new_eagle(target)[0], target.vocab_size)
+def random_eagle(target: Target, reduced: bool = False) -> Eagle1Drafter:
+    """Return an EAGLE drafter with random weights. reduced: as for `random_eagle3`."""
+    return randomize_drafter(new_eagle(target, target.vocab_size * 3 // 4 * reduced)[0], target.vocab_size)
 
 
 def random_eagle3(target: Target, reduced: bool = True) -> tuple[Eagle3Drafter, dict[str, Any], tuple[int, ...]]:

@@ -20,11 +20,12 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from specbench_ss.engine import attention
 from specbench_ss.engine.architectures import ModelInfo, rotary_table
 from specbench_ss.engine.attention import Heads
-from specbench_ss.engine.target import AnyCache, Target
+from specbench_ss.engine.target import AnyCache
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafting import Read
 from specbench_ss.methods._shared.small_llama import llama_layer
-from specbench_ss.models.checkpoint import load_into, weight_file
+from specbench_ss.methods._shared.target_copies import differences
+from specbench_ss.models.checkpoint import load_into, read_config, weights_in
 
 
 class ResBlock(nn.Module):
@@ -167,7 +168,7 @@ def read_heads(path: Path, base: ModelInfo, read: Read) -> tuple[HydraHeads, dic
 
     Counts are read from the tensors; the config gives only the architecture and the layer that the heads read.
     """
-    file, config = weight_file(path, HEADS_FILES, "hydra")
+    file, config = weights_in(path, "hydra", HEADS_FILES), read_config(path) if path.is_dir() else {}
     architecture = config.get("hydra_head_arch", "mlp")
     if architecture not in ARCHITECTURES:
         supported = " and ".join(ARCHITECTURES)
@@ -237,13 +238,9 @@ def prefix_of(tensors: dict[str, Tensor], base: ModelInfo) -> LlamaConfig:
 
 
 def check_embedding(saved: Tensor | None, base: ModelInfo, file: Path) -> None:
-    """Raise UserError if the embedding saved with the heads differs from the base's."""
-    if saved is None:
-        return
-    if saved.shape != (base.vocab_size, base.hidden_size):
-        expected = (base.vocab_size, base.hidden_size)
+    """Raise UserError if the embedding saved with the heads has another shape than the base's, or other values."""
+    expected = (base.vocab_size, base.hidden_size)
+    if saved is not None and saved.shape != expected:
         raise UserError(f"hydra: {file} is for embeddings of shape {tuple(saved.shape)}, the model has {expected}")
-    if isinstance(base, Target) and saved.device.type != "meta":
-        embedding = base.model.get_input_embeddings().weight.detach().to("cpu", torch.float32)
-        if (embedding - saved).norm() > 0.05 * embedding.norm():  # more than rounding
-            raise UserError(f"hydra: {file} was trained for another base: its {EMBEDDING} is not this model's")
+    for difference in differences(file, {re.escape(EMBEDDING): "embedding"}, base):
+        raise UserError(f"hydra: {file} was trained for another base: {difference}")

@@ -19,7 +19,8 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods._shared import fine_tuned
 from specbench_ss.methods._shared.drafting import Read
 from specbench_ss.methods._shared.heads import MOST_FUSED, HeadsOptions, MedusaTree, TreeHeads
-from specbench_ss.methods.medusa.heads import MedusaHeads, read_heads, vllm_config_of, vllm_tensors
+from specbench_ss.methods._shared.target_copies import Copies
+from specbench_ss.methods.medusa.heads import HEADS_FILES, MedusaHeads, read_heads, vllm_config_of, vllm_tensors
 from specbench_ss.models.checkpoint import drafter_folder, drafter_here, own_fields, write_tensors
 from specbench_ss.options import option
 
@@ -39,6 +40,8 @@ class Medusa(TreeHeads):
     paper = "Cai et al. 2024, arXiv:2401.10774"
     Options = MedusaOptions
     can_export: ClassVar[bool] = True
+    weight_names = HEADS_FILES
+    target_copies: ClassVar[Copies] = {r"lm_head\.weight": "LM head"}  # of vLLM's layout
 
     def __init__(
         self,
@@ -156,6 +159,7 @@ class Medusa2(fine_tuned.FineTunedDecoder, Medusa):
     baseline_name = "medusa2-ar"
     baseline_options = Medusa2AROptions
     can_export = False
+    target_copies = {}
 
     @classmethod
     def accepts(cls, path: Path, base: ModelInfo) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafting import Read
-from specbench_ss.models.checkpoint import load_into, read_config, read_shapes
+from specbench_ss.models.checkpoint import load_into, read_config, read_shapes, weights_in
 from specbench_ss.models.resolve import weight_files
 
 
@@ -132,30 +132,17 @@ def read_heads(path: Path, base: ModelInfo, read: Read, method: str) -> tuple[Me
 
     Raise UserError, naming the file, if there are none or they do not fit the base.
     """
-    files = heads_files(path, method)
+    source = weights_in(path, method, HEADS_FILES)
     config = read_config(path) if path.is_dir() else {}
-    names = [name for file in files for name in read_shapes(file)]
+    names = read_shapes(source)
     inside = [name for name in names if name.startswith(INSIDE)]
     in_model = bool(inside) and len(inside) < len(names)
-    tensors: dict[str, Tensor] = {}
-    for file in files:
-        tensors |= read(file, lambda name: name.startswith(INSIDE)) if in_model else read(file)
-    backbone = in_model or (path.is_dir() and bool(set(weight_files(path)) - set(files)))
+    tensors = read(source, lambda name: name.startswith(INSIDE)) if in_model else read(source)
+    backbone = in_model or (path.is_dir() and source != path and bool(weight_files(path)))
     try:
         return heads_from_tensors(tensors, base.hidden_size, base.vocab_size), config, backbone
     except UserError as error:
-        raise UserError(f"{error} ({files[0] if len(files) == 1 else path})") from error
-
-
-def heads_files(path: Path, method: str) -> list[Path]:
-    """Return the weight files with heads: the file itself, or a folder's heads file, else its model's files."""
-    if not path.is_dir():
-        return [path]
-    file = next((path / name for name in HEADS_FILES if (path / name).is_file()), None)
-    files = weight_files(path) if file is None else [file]
-    if not files:
-        raise UserError(f"{method}: no weights in {path}; looked for {', '.join(HEADS_FILES)} and a model's weights")
-    return files
+        raise UserError(f"{error} ({source})") from error
 
 
 def vllm_tensors(heads: MedusaHeads, shared: Tensor) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ heads among them are copies of the model's and are left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,12 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared import speculators
+from specbench_ss.methods._shared import speculators, target_copies
 from specbench_ss.methods._shared.drafting import Read
 from specbench_ss.methods.eagle.drafter import MOST_DEPTH
 from specbench_ss.methods.mtp.heads import MTPDrafter, MTPShape
-from specbench_ss.models.checkpoint import load_into, read_config, read_shapes, weight_file
-from specbench_ss.user_files import read_json
+from specbench_ss.models.checkpoint import load_into, read_config, read_shapes, weights_in
 
-INDEX = "model.safetensors.index.json"
 MOST_MODULES = 8
 DEEPSEEK = {
     "token_layernorm": "enorm", "hidden_layernorm": "hnorm", "input_proj": "eh_proj",
@@ -35,7 +33,7 @@ QWEN = {
     "token_layernorm": "pre_fc_norm_embedding", "hidden_layernorm": "pre_fc_norm_hidden", "input_proj": "fc",
     "final_layernorm": "norm",
 }  # fmt: skip
-COPIES = ("embed_tokens.weight", "shared_head.head.weight")
+COPIES: target_copies.Copies = {r".*\blayers\.\d+\.embed_tokens\.weight": "embedding", r".*\.shared_head\.head\.weight": "LM head"}
 EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 
 
@@ -67,7 +65,7 @@ class Layout:
     def holds(self, name: str, first: int, modules: int) -> bool:
         """Return True for a tensor of one of the layers that is no copy of the model's."""
         prefixes = {p.format(i, first + i) for p in (self.layer, self.shared) for i in range(modules)}
-        copied = name.endswith(COPIES) or name.endswith(speculators.IGNORED)
+        copied = any(re.fullmatch(copy, name) for copy in COPIES) or name.endswith(speculators.IGNORED)
         return name.startswith(tuple(prefixes)) and not copied
 
 
@@ -111,7 +109,7 @@ def read_head(path: Path, sizes: tuple[int, int], read: Read) -> tuple[MTPDrafte
     Raises:
         UserError: naming the method and the path, if the layers are missing, damaged or of other sizes.
     """
-    about = read_config(path if path.is_dir() else path.parent)
+    about = read_config(path)
     try:
         config = parse_config(about)
         speculators.check_sizes((
@@ -177,8 +175,8 @@ def _tensors(path: Path, config: MTPConfig, read: Read) -> dict[str, Tensor]:
         seen.add(name)
         return config.layout.holds(name, first, config.modules)
 
-    files = _files(path, keep)
-    names = [name for file in files for name in read_shapes(file, keep)]
+    source = weights_in(path, "mtp")
+    names = list(read_shapes(source, keep))
     if scales := [name for name in names if "weight_scale" in name or name.endswith(QUANTIZED)]:
         raise UserError(f"the MTP layer is quantized ({scales[0]}), which is not supported")
     if not names:
@@ -187,17 +185,7 @@ def _tensors(path: Path, config: MTPConfig, read: Read) -> dict[str, Tensor]:
         if others:
             raise UserError(f"there are {missing} but {others[0]}*, another layout than its config.json states")
         raise UserError(f"there are {missing}: the checkpoint has no MTP layer; many re-uploads drop it")
-    return {name: tensor for file in files for name, tensor in read(file, keep).items()}
-
-
-def _files(path: Path, keep: Callable[[str], bool]) -> list[Path]:
-    """Return the weight files to read; of a sharded checkpoint those with a tensor that `keep` accepts."""
-    if not path.is_dir() or not (path / INDEX).is_file():
-        return [weight_file(path, speculators.WEIGHT_FILES, "mtp")[0]]
-    shards = read_json(path / INDEX).get("weight_map")
-    if not isinstance(shards, dict) or not all(isinstance(file, str) for file in shards.values()):
-        raise UserError(f"{INDEX} has no weight_map of file names")
-    return [path / Path(name).name for name in sorted({file for tensor, file in shards.items() if keep(tensor)})]
+    return read(source, keep)
 
 
 def joined_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -29,7 +29,7 @@ from specbench_ss.methods._shared.drafting import Read, pass_drafter
 from specbench_ss.methods._shared.tree_growth import draw
 from specbench_ss.methods.eagle.decode import BEAMS, TOTALS, Eagle2, Size
 from specbench_ss.methods.eagle.drafter import MOST_DEPTH
-from specbench_ss.methods.mtp.checkpoint import NATIVE, read_head, trained_steps
+from specbench_ss.methods.mtp.checkpoint import COPIES, NATIVE, read_head, trained_steps
 from specbench_ss.methods.mtp.heads import MTPDrafter, new_head
 from specbench_ss.models.checkpoint import HUB_ID, public_name
 from specbench_ss.models.tiny import randomise
@@ -73,6 +73,7 @@ class MTP(Eagle2):
     advisable = ("num_speculative_tokens",)
     other_options = ()
     can_export = False
+    target_copies = COPIES
     drafter: MTPDrafter
 
     def __init__(self, *args: Any) -> None:

@@ -132,6 +132,8 @@ class LocalSession(Session):
         """Keep warnings on the device and on stateful methods, before all samples."""
         if self.config.device == "auto" and (unseen := unseen_gpu()):
             self.run_dir.keep_warning(unseen)  # given as a warning when the device was chosen
+        for text in dict.fromkeys(text for decoder in self.decoders.values() for text in decoder.load_warnings):
+            self.run_dir.keep_warning(text)  # given when the method was loaded
         for label in (label for label, stateful in self.stateful.items() if stateful):
             self.warn_and_keep(f"{label} is stateful: its speed depends on earlier prompts")
 

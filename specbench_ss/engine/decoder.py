@@ -114,7 +114,7 @@ class DecodeState:
         ids: prompt and output so far, S token ids; the last one is the root, which is not yet in the KV cache.
         root: the last token, int64 [1], on the device.
         hidden_states: {layer: [1, 1, h]} for `Decoder.aux_hidden_state_layers` at the position before the root;
-            layer -1 is the final, normed state (the input of the LM head).
+            layer -1 is the final, normed state (the input of the LM head), layer n_layers the state before that norm.
         rng: generator of this request on the target's device, for sampling candidates.
         num_draft_forwards: forward passes of a draft model, counted by the method.
     """
@@ -150,6 +150,7 @@ class Decoder(ABC):
         advised: options set from the folder of the weights (`models.checkpoint.read_advice`), set on loading; the run
             prints them and the manifest stores them.
         measured: what was measured on loading and decides how the method drafts; printed and stored in the same way.
+        load_warnings: warnings that were given on loading, which a run keeps with its own.
             A resumed run measures again.
     """
 
@@ -162,6 +163,7 @@ class Decoder(ABC):
     training_info: Mapping[str, Any] = MappingProxyType({})
     advised: Mapping[str, Any] = MappingProxyType({})
     measured: Mapping[str, Any] = MappingProxyType({})
+    load_warnings: tuple[str, ...] = ()
 
     Options: ClassVar[type[Any]] = NoOptions
     node_options: ClassVar[tuple[str, ...]] = ()

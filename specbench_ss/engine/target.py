@@ -299,7 +299,8 @@ class Target(ModelInfo):
         """Run x [B, q, h] through layers lo..hi-1. mask: additive [1 or B, 1, q, kv], None = nothing masked."""
         if hi == lo:
             return x
-        wanted = tuple(sorted({i for i in aux_layers if lo <= i < hi})) if aux_states is not None else ()
+        ends = range(lo, hi + (hi == self.n_layers))  # the last layer's output is the input of the final norm
+        wanted = tuple(sorted({i for i in aux_layers if i in ends})) if aux_states is not None else ()
         layers = partial(self._layers, lo, hi, wanted)
         out, *states = self.run_layers((lo, hi, wanted), layers, x, lo, cache, mask, rotary)
         if aux_states is not None:
@@ -396,6 +397,8 @@ class Target(ModelInfo):
                     masks[key] = self.windowed(mask, block.window, q, cache, i)
                 layer_mask = masks[key]
             x = block(x, cache, layer_mask, rotary)
+        if hi in wanted:
+            states.append(x)
         return tuple(map(self.to_layer_device, (x, *states))) if self.is_multi_device else (x, *states)
 
     def to_layer_device(self, x: Tensor, layer: int | None = None) -> Tensor:
@@ -483,7 +486,7 @@ class Target(ModelInfo):
         extra_rows: maps the final, normed states [n, h] to more rows [r, h], whose logits [r, V] become
         `Output.extra`: one LM-head matmul serves both.
         """
-        wanted, with_logits = tuple(sorted({i for i in aux_layers if 0 <= i < self.n_layers})), extra_rows is None
+        wanted, with_logits = tuple(sorted({i for i in aux_layers if 0 <= i <= self.n_layers})), extra_rows is None
         nodes = (tree.tokens,) if len(tree) == 1 else (tree.tokens, *tree.visibility())
         final, logits, *states = self.run_pass(
             (0, self.n_layers, wanted, with_logits, len(nodes)),

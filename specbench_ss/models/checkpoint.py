@@ -26,7 +26,7 @@ from specbench_ss import user_files
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, did_you_mean, first_line
-from specbench_ss.models.resolve import check_reachable
+from specbench_ss.models.resolve import INDEXES, WHOLE, check_reachable, weight_files
 from specbench_ss.options import option_values, parse_options, value_text
 from specbench_ss.storage import ordinary_mode, write_text
 from specbench_ss.user_files import read_json
@@ -67,8 +67,9 @@ Keep = Callable[[str], bool]
 def read_tensors(path: Path, keep: Keep | None = None) -> dict[str, Tensor]:
     """Return the tensors of a .safetensors or .pt/.bin file, or those whose names `keep` accepts.
 
-    Pickles are loaded with weights_only (no code). Raises UserError for an unreadable file, for quantized weights, and
-    for NaN or infinity, with which a drafter would still draft.
+    Of a folder all weight files are read, in one part or several with an index. Pickles are loaded with weights_only
+    (no code). Raises UserError for a missing or unreadable file, for quantized weights, and for NaN or infinity, with
+    which a drafter would still draft.
     """
     tensors = _read(path, "cpu", keep)
     for name, tensor in tensors.items():
@@ -91,6 +92,8 @@ def read_shapes(path: Path, keep: Keep | None = None, valued: Keep | None = None
 
 
 def _header_only(path: Path) -> bool:
+    if path.is_dir():
+        return any(map(_header_only, weight_files(path)))
     if path.suffix != ".safetensors":
         return False
 
@@ -99,6 +102,9 @@ def _header_only(path: Path) -> bool:
 
 
 def _read(path: Path, device: str, keep: Keep | None) -> dict[str, Tensor]:
+    if path.is_dir():
+        parts = weight_files(path) if keep is None else weight_files(path, keep)
+        return {name: tensor for part in parts for name, tensor in _read(part, device, keep).items()}
     if not path.is_file():
         raise UserError(f"no weight file {path}")
     try:
@@ -117,7 +123,8 @@ def _read(path: Path, device: str, keep: Keep | None) -> dict[str, Tensor]:
         raise UserError(f"{path} is not a dictionary of tensors")
     tensors = {name: tensor for name, tensor in loaded.items() if keep is None or keep(name)}
     for name, tensor in tensors.items():
-        _check_not_quantized(path, name, str(tensor.dtype), tensor.itemsize == 1 and tensor.dtype != torch.bool)
+        one_byte = tensor.itemsize == 1 and tensor.dtype != torch.bool
+        _check_not_quantized(path, name, str(tensor.dtype), one_byte and (tensor.ndim > 1 or tensor.is_floating_point()))
     return tensors
 
 
@@ -136,15 +143,20 @@ def _read_safetensors(path: Path, device: str, keep: Keep | None) -> dict[str, T
         names = stored | {k: v for k, v in (file.metadata() or {}).items() if v in stored and k not in stored}
         wanted = {name: origin for name, origin in names.items() if keep is None or keep(name)}
         for name, origin in wanted.items():
-            dtype = file.get_slice(origin).get_dtype()
-            _check_not_quantized(path, name, dtype, dtype.startswith("F8") or dtype in ("I8", "U8"))
+            stored_as = file.get_slice(origin)
+            dtype, matrix = stored_as.get_dtype(), len(stored_as.get_shape()) > 1  # a list may be a table, as t2d
+            _check_not_quantized(path, name, dtype, dtype.startswith("F8") or (dtype in ("I8", "U8") and matrix))
         if device == "meta":
             return {k: torch.empty(file.get_slice(v).get_shape(), device="meta") for k, v in wanted.items()}
         return {k: file.get_tensor(v) for k, v in wanted.items()}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return config.json of a drafter's folder. Raises UserError if it is missing or not a JSON object."""
+    """Return config.json of a drafter's folder, or of a weight file's.
+
+    Raises UserError if it is missing or not a JSON object.
+    """
+    folder = folder.parent if folder.is_file() else folder
     path = folder / "config.json"
     if not path.is_file():
         raise UserError(f"no config.json in {folder}")
@@ -231,17 +243,17 @@ def drafter_folder(given: str, method: str, base: ModelInfo, companion: str = ""
     return drafter_here(given, method, base, companion) or _from_hub(given, method)
 
 
-def weight_file(path: Path, names: Sequence[str], method: str) -> tuple[Path, dict[str, Any]]:
-    """Return the weight file of a drafter's folder (the first of these names that exists) and the folder's config.
+def weights_in(path: Path, method: str, names: Sequence[str] = ()) -> Path:
+    """Return what `read_tensors` reads of a drafter: of a folder the first of these files, else the folder.
 
-    A file as `path` has no config. Raises UserError if there is no such file.
+    A file is returned as it is. Raises UserError for a folder without weights.
     """
     if not path.is_dir():
-        return path, {}
-    file = next((path / name for name in names if (path / name).is_file()), None)
-    if file is None:
-        raise UserError(f"{method}: no weights in {path}; looked for {', '.join(names)}")
-    return file, read_config(path)
+        return path
+    source = next((path / name for name in names if (path / name).is_file()), path)
+    if source == path and not weight_files(path):
+        raise UserError(f"{method}: no weights in {path}; looked for {', '.join((*names, *WHOLE, *INDEXES))}")
+    return source
 
 
 def _from_hub(name: str, method: str) -> Path:

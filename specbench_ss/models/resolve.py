@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,19 +148,22 @@ def _check_header(file: Path) -> None:
         raise ValueError("neither a zip file nor a pickle")
 
 
-def weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path, keep: Callable[[str], bool] = lambda name: True) -> list[Path]:
     """Return the weight files of a folder, safetensors before pickles; [] without weights.
 
-    Raises UserError for an unreadable index.
+    keep: accepts the names of tensors; parts without such a tensor are left out. Raises UserError for an unreadable
+    index, and for one that names files outside the folder.
     """
     for whole, index in zip(WHOLE, INDEXES, strict=True):
         if (folder / whole).is_file():
             return [folder / whole]
         if (folder / index).is_file():
             parts = read_json(folder / index).get("weight_map")
-            if not isinstance(parts, dict) or not parts:
-                raise UserError(f"{folder / index} is damaged: it has no weight_map")
-            return [folder / str(name) for name in dict.fromkeys(parts.values())]
+            if not isinstance(parts, dict) or not parts or not all(isinstance(part, str) for part in parts.values()):
+                raise UserError(f"{folder / index} is damaged: it has no weight_map of file names")
+            if outside := [part for part in parts.values() if Path(part).name != part]:
+                raise UserError(f"{folder / index} names {outside[0]!r}, which is no file name in its folder")
+            return [folder / part for part in dict.fromkeys(part for name, part in parts.items() if keep(name))]
     return []
 
 
