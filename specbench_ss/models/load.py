@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import pickle
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -46,11 +47,13 @@ from specbench_ss.models.resolve import (
     model_origin,
     weight_files,
 )
+from specbench_ss.time_limit import TimeIsOver, memory_limit, time_limit
 from specbench_ss.user_files import read_json
 
 FOLDER = Path(__file__).parents[1] / "templates"
 NAMES = ("plain", "vicuna", "llama-2")
 CHOICES = "|".join((*NAMES, "FILE"))
+TEMPLATE_S, TEMPLATE_BYTES = 5.0, 1 << 30  # limits of filling a chat template, which may loop for ever
 WEIGHTS_PER_BYTE, GGUF_WEIGHTS_PER_BYTE = 2.5, 8  # more than in files of four bits a weight, or of one and a half
 _TEST_MESSAGES = [  # several turns, as in a run
     {"role": "user", "content": "first question"},
@@ -75,14 +78,19 @@ def check_template(tokenizer: Any, model: str) -> None:
     """Raise UserError if the tokenizer has no chat template, or an invalid one."""
     if getattr(tokenizer, "chat_template", None) is None:
         raise UserError(f"the tokenizer of {model} has no chat template; use --chat-template {CHOICES}")
+    endless = f"the chat template of {model} does not work: it takes more than {TEMPLATE_S:.0f} s"
+    seconds = TEMPLATE_S if threading.current_thread() is threading.main_thread() else None
     try:
-        rendered = tokenizer.apply_chat_template(_TEST_MESSAGES, add_generation_prompt=True, tokenize=False)
+        with time_limit(seconds, lambda: endless), memory_limit(TEMPLATE_BYTES):
+            rendered = tokenizer.apply_chat_template(_TEST_MESSAGES, add_generation_prompt=True, tokenize=False)
+    except TimeIsOver:
+        raise UserError(endless) from None
     except Exception as error:  # Jinja's errors and those that a template raises
         raise UserError(f"the chat template of {model} does not work: {error_text(error)}") from error
     questions = [message["content"] for message in _TEST_MESSAGES if message["role"] == "user"]
     missing = next((text for text in questions if text not in rendered), None)
     if missing is not None:
-        raise UserError(f"the chat template of {model} omits user messages: {missing!r} is not in {rendered!r}")
+        raise UserError(f"the chat template of {model} omits user messages: {missing!r} is not in {rendered[:999]!r}")
 
 
 def template_hash(tokenizer: Any) -> str | None:
