@@ -1,4 +1,4 @@
-"""Time limit for arbitrary code that may never return.
+"""Time limit and memory limit for arbitrary code that may never return.
 
 An alarm of the operating system interrupts Python code anywhere. Code that does not return to Python cannot be
 interrupted: a thread then prints a message and ends the process. Everything committed by then is kept.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 
 from specbench_ss.errors import UserError
@@ -63,6 +65,19 @@ def defer_alarm() -> Iterator[None]:
         yield
     finally:
         _deferred.pop()
+
+
+@contextlib.contextmanager
+def memory_limit(size: int) -> Iterator[None]:
+    """Raise MemoryError where the block needs this many bytes more than now; only Linux counts them."""
+    before, statm = resource.getrlimit(resource.RLIMIT_AS), Path("/proc/self/statm")
+    if statm.exists() and before[0] == resource.RLIM_INFINITY:
+        used = int(statm.read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def check_thread() -> None:

@@ -105,25 +105,25 @@ class DFlashTraining(BlockTraining):
     """Options of `ssbench train dflash`."""
 
     owner: ClassVar[str] = "dflash"
-    layers: Annotated[int, Ge(1)] = option(5, "Number of decoder layers of the drafter.")
+    layers: Annotated[int, Ge(1), Le(128)] = option(5, "Number of decoder layers of the drafter.")
     block_size: Annotated[int, Ge(2), Le(MOST_BLOCK)] = option(
         8, "Positions of a block: the root and one per drafted token."
     )
     decay: Annotated[float, Gt(0)] = option(4.0, "The k-th drafted token's loss has the weight exp(-(k - 1) / decay).")
-    draft_vocab: Annotated[int, Ge(0)] = option(
+    draft_vocab: Annotated[int, Ge(0), Le(1 << 24)] = option(
         0, "Size of the draft vocabulary (the most frequent tokens of the text). 0: all tokens."
     )
     sample_from_anchor: bool = option(
         False, "Let the root's position draft a token too. vLLM does not serve such a drafter."
     )
-    conv_kernel_size: Annotated[int, Ge(0)] = option(
+    conv_kernel_size: Annotated[int, Ge(0), Le(1024)] = option(
         0, "Positions read by the convolutions around attention and MLP (DFlash2: 2). 0: no convolutions."
     )
-    conv_group_size: Annotated[int, Ge(1)] = option(16, "Channels that share a kernel of the convolutions.")
-    selector_rank: Annotated[int, Ge(0)] = option(
+    conv_group_size: Annotated[int, Ge(1), Le(1 << 14)] = option(16, "Channels that share a kernel of the convolutions.")
+    selector_rank: Annotated[int, Ge(0), Le(1 << 14)] = option(
         0, "Rank of the selector among each position's best tokens (DFlash2: 256). 0: no selector."
     )
-    selector_top_k: Annotated[int, Ge(1)] = option(16, "Tokens that the selector chooses from.")
+    selector_top_k: Annotated[int, Ge(1), Le(1 << 14)] = option(16, "Tokens that the selector chooses from.")
     format: Literal["z-lab", "speculators"] = option(
         "z-lab", "Layout of the folder: z-lab's, or speculators' (for vLLM)."
     )
@@ -255,17 +255,17 @@ class DSparkTraining(BlockTraining):
     loss: Literal["published", LossKind] = option(  # type: ignore[assignment]  # one more than others have
         "published", f"published: 0.1 ce + 0.9 of the L1 distance, which is twice tv. {LOSS_HELP}"
     )
-    layers: Annotated[int, Ge(1)] = option(5, "Number of decoder layers of the drafter.")
+    layers: Annotated[int, Ge(1), Le(128)] = option(5, "Number of decoder layers of the drafter.")
     block_size: Annotated[int, Ge(1), Le(MOST_BLOCK)] = option(BLOCK, "Positions of a block, each drafts a token.")
     decay: Annotated[float, Gt(0)] = option(4.0, "The k-th drafted token's loss has the weight exp(-(k - 1) / decay).")
-    markov_rank: Annotated[int, Ge(0)] = option(256, "Rank of the Markov head. 0: none, DFlash from the root on.")
+    markov_rank: Annotated[int, Ge(0), Le(1 << 14)] = option(256, "Rank of the Markov head. 0: none, DFlash from the root on.")
     markov_kind: MarkovKind = option(
         "vanilla", "Kind of the Markov head; vLLM serves vanilla. gated and rnn also read the block's states."
     )
     confidence: Literal["on", "off"] = option(
         "on", "Train a confidence head, which verified_length=measured and confidence_threshold need."
     )
-    draft_vocab: Annotated[int, Ge(0)] = option(
+    draft_vocab: Annotated[int, Ge(0), Le(1 << 24)] = option(
         0, "Size of the draft vocabulary (the most frequent tokens of the text). 0: all tokens."
     )
 
@@ -365,11 +365,11 @@ class PEagleTraining(BlockTraining):
     """Options of `ssbench train peagle`."""
 
     owner: ClassVar[str] = "peagle"
-    layers: Annotated[int, Ge(1)] = option(1, "Number of decoder layers of the drafter.")
+    layers: Annotated[int, Ge(1), Le(128)] = option(1, "Number of decoder layers of the drafter.")
     depths: Annotated[int, Ge(1), Le(MOST_DEPTHS)] = option(DEPTHS, "Number of tokens drafted in one pass.")
     keep: Annotated[float, Gt(0), Le(1)] = option(0.7, "Depth d is trained at max(keep^d, keep_least) of the anchors.")
     keep_least: Annotated[float, Gt(0), Le(1)] = option(0.2, "Minimum fraction of anchors at which a depth is trained.")
-    draft_vocab: Annotated[int, Ge(0)] = option(
+    draft_vocab: Annotated[int, Ge(0), Le(1 << 24)] = option(
         32000, "Size of the draft vocabulary (the most frequent tokens of the text). 0: all tokens."
     )
     embedding: Literal["own", "target"] = option(

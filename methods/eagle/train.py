@@ -14,7 +14,7 @@ from zlib import crc32
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from specbench_ss.engine.kv_cache import PrefixCache
@@ -169,10 +169,10 @@ class Eagle3TrainOptions(Bounded):
     """Options of `ssbench train eagle3`."""
 
     owner: ClassVar[str] = "eagle3"
-    levels: Annotated[int, Ge(1)] = option(
+    levels: Annotated[int, Ge(1), Le(64)] = option(
         7, "Number of training-time-test passes, in which the drafter reads its own outputs."
     )
-    draft_vocab: Annotated[int, Ge(1)] = option(
+    draft_vocab: Annotated[int, Ge(1), Le(1 << 24)] = option(
         32000, "Size of the draft vocabulary (the most frequent tokens of the text)."
     )
     decay: Annotated[float, Gt(0)] = option(0.8, "Weight of a level's loss relative to the level before it.")

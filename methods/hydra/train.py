@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from specbench_ss.engine.target import FINAL, Target
@@ -29,7 +29,7 @@ class HydraTraining(MeasurableHeads):
     """Options of `ssbench train hydra`; the defaults are Hydra++ as published."""
 
     owner: ClassVar[str] = "hydra"
-    layers: Annotated[int, Ge(1)] = option(4, "Number of residual blocks of a head.")
+    layers: Annotated[int, Ge(1), Le(128)] = option(4, "Number of residual blocks of a head.")
     prefix: bool = option(True, "Add one decoder layer before the heads (Hydra++).")
     loss: LossKind = loss_option("kl")
 

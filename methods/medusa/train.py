@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 
 from specbench_ss.engine.target import Target
@@ -74,7 +74,7 @@ def heads_accuracies(
 class HeadsTraining(Bounded):
     """Options of all trainers of heads."""
 
-    heads: Annotated[int, Ge(1)] = option(4, "Number of heads: tokens drafted after the next one.")
+    heads: Annotated[int, Ge(1), Le(64)] = option(4, "Number of heads: tokens drafted after the next one.")
     own_unembed: bool = option(True, "Give every head its own LM head instead of the model's.")
 
 
@@ -143,7 +143,7 @@ class JointTraining(HeadsTraining):
     """Options of `ssbench train medusa2`."""
 
     owner: ClassVar[str] = "medusa2"
-    lora_rank: Annotated[int, Ge(0)] = option(32, "Rank of the backbone's LoRA. 0: train all weights of the backbone.")
+    lora_rank: Annotated[int, Ge(0), Le(1 << 14)] = option(32, "Rank of the backbone's LoRA. 0: train all weights of the backbone.")
     coefficient: Annotated[float, Gt(0)] = option(0.2, "Weight of the heads' loss relative to the next token's loss.")
     ramp: Annotated[int, Ge(0)] = option(100, "Number of warm-up steps of that weight from 0.")
     head_lr: Annotated[float, Gt(0)] = option(4.0, "Learning rate of the heads relative to the backbone's.")

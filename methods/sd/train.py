@@ -32,11 +32,11 @@ class DraftOptions(Bounded):
     """Options of `ssbench train draft`."""
 
     owner: ClassVar[str] = "draft"
-    layers: Annotated[int, Ge(1)] = option(2, "Number of decoder layers.")
-    hidden: Annotated[int, Ge(1)] = option(256, "Hidden size.")
-    n_heads: Annotated[int, Ge(0)] = option(0, "Number of attention heads. 0: heads of 64 dimensions.")
-    ffn: Annotated[int, Ge(0)] = option(0, "Width of the MLP. 0: 8/3 of the hidden size.")
-    gamma: Annotated[int, Ge(1)] = option(4, "Draft length of the estimated mean acceptance length.")
+    layers: Annotated[int, Ge(1), Le(128)] = option(2, "Number of decoder layers.")
+    hidden: Annotated[int, Ge(1), Le(1 << 15)] = option(256, "Hidden size.")
+    n_heads: Annotated[int, Ge(0), Le(1 << 12)] = option(0, "Number of attention heads. 0: heads of 64 dimensions.")
+    ffn: Annotated[int, Ge(0), Le(1 << 17)] = option(0, "Width of the MLP. 0: 8/3 of the hidden size.")
+    gamma: Annotated[int, Ge(1), Le(64)] = option(4, "Draft length of the estimated mean acceptance length.")
     distill: bool = option(
         False, "Train on the target's distributions and the text, or on the text alone.", "--distill/--from-scratch"
     )

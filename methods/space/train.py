@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor, nn
 
 from specbench_ss.engine.kv_cache import PrefixCache
@@ -33,8 +33,8 @@ class MaskOptions(Bounded):
     """Options of `ssbench train space`."""
 
     owner: ClassVar[str] = "space"
-    masks: Annotated[int, Ge(1)] = option(5, "Number of masks: tokens drafted after the next one.")
-    lora_rank: Annotated[int, Ge(1)] = option(32, "Rank of the LoRA in every linear layer but the LM head.")
+    masks: Annotated[int, Ge(1), Le(64)] = option(5, "Number of masks: tokens drafted after the next one.")
+    lora_rank: Annotated[int, Ge(1), Le(1 << 14)] = option(32, "Rank of the LoRA in every linear layer but the LM head.")
     mask_share: Annotated[float, Gt(0), Lt(1)] = option(
         0.5, "Fraction of the masks' loss in the total; next tokens have the rest."
     )

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -59,7 +59,7 @@ class StreamsOptions(Bounded):
         "lossless",
         "lossless: the base is frozen. shared: a LoRA of the base is trained with the streams.",
     )
-    gamma: Annotated[int, Ge(1)] = option(4, "Number of streams: tokens drafted after the next one.")
+    gamma: Annotated[int, Ge(1), Le(64)] = option(4, "Number of streams: tokens drafted after the next one.")
     n_msa_layers: int = option(4, "Number of top layers with streams (N_s).")
     adapter_rank: int = option(
         -1,
@@ -82,12 +82,12 @@ class StreamsOptions(Bounded):
     keep_mlp: bool = option(
         False, "Use the layers' MLPs in addition to the stream adapters (an extension, not in the papers)."
     )
-    root_rank: Annotated[int, Ge(0)] = option(
+    root_rank: Annotated[int, Ge(0), Le(1 << 14)] = option(
         0,
         "Rank of the map that conditions streams on the newly accepted token (an extension, not in the "
         "papers). 0: unconditioned.",
     )
-    parent_rank: Annotated[int, Ge(0)] = option(
+    parent_rank: Annotated[int, Ge(0), Le(1 << 14)] = option(
         0,
         "Rank of the map that conditions the children of a node on its token (an extension, not in the "
         "papers). 0: all nodes of a level have the same children.",

@@ -47,7 +47,7 @@ class UNOTraining(Bounded):
     block: Annotated[int, Ge(2), Le(MOST_BLOCK)] = option(
         5, "Drafted tokens per step: the target's own, and one for each row of noise."
     )
-    rank: Annotated[int, Ge(1)] = option(16, "Rank of the LoRA.")
+    rank: Annotated[int, Ge(1), Le(1 << 14)] = option(16, "Rank of the LoRA.")
     scale: Annotated[float, Gt(0)] = option(16.0, "Factor of the LoRA, alpha / rank.")
     loss: LossKind = loss_option("tv")
 

@@ -175,12 +175,30 @@ _BUILDERS: dict[str, Callable[[Any], ModelParts]] = {
 LAYER_ACCESS_TYPES = tuple(sorted(_BUILDERS))
 
 
+SIZES = {  # least and largest value of a configuration; a list has one value per layer
+    "num_hidden_layers": (1, 1 << 10),
+    "hidden_size": (1, 1 << 17),
+    "vocab_size": (1, 1 << 24),
+    "num_attention_heads": (1, 1 << 14),
+    "num_key_value_heads": (1, 1 << 14),
+    "head_dim": (1, 1 << 14),
+    "intermediate_size": (1, 1 << 20),
+    "max_position_embeddings": (2, 1 << 30),
+}
+
+
 def check_config(config: Any) -> None:
-    """Raise UserError for an architecture that its configuration shows to be unsupported.
+    """Raise UserError for an architecture that its configuration shows to be unsupported, or for impossible sizes.
 
     Other models are checked when they are loaded (`generic_model.check_against_hf`).
     """
     kind = config.model_type
+    for name, (least, most) in SIZES.items():
+        value = getattr(config, name, None)
+        for size in value if isinstance(value, list) else [] if value is None else [value]:
+            if type(size) is not int or not least <= size <= most:
+                reason = f"{name} in its configuration is {size!r:.20}, not a number from {least} to {most:,}"
+                raise unsupported_architecture(config, reason)
     if kind == "opt" and not config.do_layer_norm_before:
         raise UserError("OPT with layer norm after attention (opt-350m) is not supported")
     if kind not in _BUILDERS:
@@ -278,7 +296,13 @@ class ModelInfo:
             raise UserError(f"model {self.name!r} has no tokenizer")
         if self.tokenizer.chat_template is None:
             raise UserError(f"the tokenizer of {self.name!r} has no chat template")
-        return list(self.tokenizer(self.chat_text(messages), add_special_tokens=False)["input_ids"])
+        ids = list(self.tokenizer(self.chat_text(messages), add_special_tokens=False)["input_ids"])
+        if ids and max(ids) >= self.vocab_size:
+            raise UserError(
+                f"the tokenizer of {self.name!r} gives token id {max(ids):,}, and the model has {self.vocab_size:,} "
+                "tokens; use the tokenizer that the model was trained with"
+            )
+        return ids
 
     def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Return the chat template filled with a conversation. Raises UserError if the template rejects it."""

@@ -100,7 +100,7 @@ class HfDecoder:
         lists = [m for m in self.decoder.children() if isinstance(m, nn.ModuleList) and len(m)]
         named = [list(m) for m in lists if len(m) == model.config.num_hidden_layers]
         if not named:
-            raise UserError(f"{type(self.decoder).__name__} has no list of its decoder layers")
+            raise UserError(f"{type(self.decoder).__name__} has no list of {model.config.num_hidden_layers} layers")
         self.layers: list[nn.Module] = max(
             named, key=lambda layers: sum(p.numel() for m in layers for p in m.parameters())
         )

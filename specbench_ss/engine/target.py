@@ -84,6 +84,9 @@ class Target(ModelInfo):
     ) -> None:
         """Prepare a causal LM for decoding.
 
+        The model is changed in place and used from then on: set to eval mode without gradients, its attention
+        implementation replaced, on a CPU its matrices prepacked. Give a deep copy of a model that has other uses.
+
         Args:
             attention: attention implementation for models without layer access; skips the check against HF.
             fp16_weights: round the matrices of this float32 model to float16, in place (faster GEMMs on a CPU).

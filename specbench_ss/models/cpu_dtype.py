@@ -82,12 +82,14 @@ def pass_ms(dtype_names: tuple[str, ...], config: Any, weights_bytes: int, rows:
 
 
 def a_pass(target: Target, rows: int) -> Callable[[], Tensor]:
-    """Return a pass over this many query tokens, which leaves the cache unchanged."""
-    cache = target.new_cache(PREFIX + rows)
-    target.prefill(torch.zeros(1, PREFIX, dtype=torch.long), cache)
-    positions = torch.arange(PREFIX, PREFIX + rows)[None]
-    x, rotary = target.embed(torch.zeros_like(positions), positions), target.rotary(positions, PREFIX + rows)
-    mask = None if rows == 1 else target.causal_mask(rows, PREFIX)
+    """Return a pass over this many query tokens, fewer in a short context, which leaves the cache unchanged."""
+    rows = max(1, min(rows, target.context_length - 1))
+    prefix = min(PREFIX, target.context_length - rows)
+    cache = target.new_cache(prefix + rows)
+    target.prefill(torch.zeros(1, prefix, dtype=torch.long), cache)
+    positions = torch.arange(prefix, prefix + rows)[None]
+    x, rotary = target.embed(torch.zeros_like(positions), positions), target.rotary(positions, prefix + rows)
+    mask = None if rows == 1 else target.causal_mask(rows, prefix)
     return lambda: target.run(x, 0, target.n_layers, cache, mask, rotary)
 
 

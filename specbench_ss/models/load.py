@@ -6,7 +6,9 @@ import hashlib
 import json
 import os
 import pickle
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -18,10 +20,11 @@ from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, GenerationConfig
 from transformers.utils import logging
 
-from specbench_ss.engine.architectures import ModelInfo
+from specbench_ss.engine.architectures import ModelInfo, check_config
 from specbench_ss.engine.checks import check_target
 from specbench_ss.engine.cpu_kernels import Quantization
 from specbench_ss.engine.engines import check_engine, use_engine
+from specbench_ss.engine.generic_model import smaller
 from specbench_ss.engine.numerics import HALF_WEIGHTS
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, did_you_mean, error_text, first_line
@@ -43,12 +46,16 @@ from specbench_ss.models.resolve import (
     find_folder,
     is_lab,
     model_origin,
+    weight_files,
 )
+from specbench_ss.time_limit import TimeIsOver, memory_limit, time_limit
 from specbench_ss.user_files import read_json
 
 FOLDER = Path(__file__).parents[1] / "templates"
 NAMES = ("plain", "vicuna", "llama-2")
 CHOICES = "|".join((*NAMES, "FILE"))
+TEMPLATE_S, TEMPLATE_BYTES = 5.0, 1 << 30  # limits of filling a chat template, which may loop for ever
+WEIGHTS_PER_BYTE, GGUF_WEIGHTS_PER_BYTE = 2.5, 8  # more than in files of four bits a weight, or of one and a half
 _TEST_MESSAGES = [  # several turns, as in a run
     {"role": "user", "content": "first question"},
     {"role": "assistant", "content": "its answer"},
@@ -75,14 +82,19 @@ def check_template(tokenizer: Any, model: str, variables: Mapping[str, Any] = Ma
     if unused := [name for name in variables if name not in str(template)]:
         raise UserError(f"--chat-template-kwargs: the chat template of {model} has no variable {unused[0]!r}")
     arguments = {"add_generation_prompt": True, "tokenize": False, **variables}
+    endless = f"the chat template of {model} does not work: it takes more than {TEMPLATE_S:.0f} s"
+    seconds = TEMPLATE_S if threading.current_thread() is threading.main_thread() else None
     try:
-        rendered = tokenizer.apply_chat_template(_TEST_MESSAGES, **arguments)
+        with time_limit(seconds, lambda: endless), memory_limit(TEMPLATE_BYTES):
+            rendered = tokenizer.apply_chat_template(_TEST_MESSAGES, **arguments)
+    except TimeIsOver:
+        raise UserError(endless) from None
     except Exception as error:  # Jinja's errors and those that a template raises
         raise UserError(f"the chat template of {model} does not work: {error_text(error)}") from error
     questions = [message["content"] for message in _TEST_MESSAGES if message["role"] == "user"]
     missing = next((text for text in questions if text not in rendered), None)
     if missing is not None:
-        raise UserError(f"the chat template of {model} omits user messages: {missing!r} is not in {rendered!r}")
+        raise UserError(f"the chat template of {model} omits user messages: {missing!r} is not in {rendered[:999]!r}")
 
 
 def template_hash(tokenizer: Any) -> str | None:
@@ -144,8 +156,11 @@ def outline_of(model: str, *, trust_remote_code: bool = False, chat_template: st
     check_model(model)
     folder = find_folder(model)
     source = _source(model, folder)
-    info = ModelInfo(config_of(source, trust_remote_code), None, model, folder)
+    config = config_of(source, trust_remote_code)
+    with _loading(source):
+        info = ModelInfo(config, None, model, folder)
     info.tokenizer = tokenizer_of(source, trust_remote_code, template)
+    check_vocabulary(info.tokenizer, config, model)
     info.is_lab, info.bundled_drafters = is_lab(model), bundled_drafters(model)
     return info
 
@@ -189,8 +204,10 @@ def load_target(
     check_model(model)
     folder = find_folder(model)
     source = _source(model, folder)
-    kind, _ = chosen_dtype(dtype, device_name, model, lambda: config_of(source, trust_remote_code), quantize != "none")
+    config = config_of(source, trust_remote_code)
+    kind, _ = chosen_dtype(dtype, device_name, model, lambda: config, quantize != "none")
     tokenizer = tokenizer_of(source, trust_remote_code, template)
+    check_vocabulary(tokenizer, config, model)
     read = partial(load_model, source, resolve_dtype(kind, device_name), device_name, trust_remote_code, nf4)
     weights = read()
     if generation_config == "none":
@@ -222,17 +239,58 @@ def _source(model: str, folder: Path | None) -> str:
 
 
 def config_of(source: str, trust_remote_code: bool = False) -> Any:
-    """Return the model's configuration, for an adapter that of the adapted model. Raises UserError."""
+    """Return the model's configuration, for an adapter that of the adapted model.
+
+    Raises UserError for one that cannot be read, or from which no model can be built.
+    """
     _quiet()
     adapter_config = Path(source, "adapter_config.json")
     config_file = Path(source, "config.json")
     if adapter_config.is_file() and not (config_file.is_file() and "model_type" in read_json(config_file)):
         source = adapted_model(adapter_config)
-    try:
+    with _loading(source):
         with source_arguments(source) as arguments:
-            return AutoConfig.from_pretrained(**arguments, trust_remote_code=trust_remote_code)
-    except Exception as error:
-        raise _load_error(source, error) from error
+            config = AutoConfig.from_pretrained(**arguments, trust_remote_code=trust_remote_code)
+        check_config(config)
+        _check_size(config, source, trust_remote_code)
+        return config
+
+
+def _check_size(config: Any, source: str, trust_remote_code: bool) -> None:
+    """Raise UserError for a model of which the weight files cannot have more than a part.
+
+    Builds its first layers without weights, which raises errors for values that do not go together.
+    """
+    counts = []
+    for layers in range(1, 1 + min(2, config.num_hidden_layers)):
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            few: Any = AutoModelForCausalLM.from_config(
+                smaller(config, layers, config.vocab_size), trust_remote_code=trust_remote_code
+            )
+        counts.append(sum(p.numel() for p in few.parameters()))
+    needed = counts[0] + (counts[-1] - counts[0]) * (config.num_hidden_layers - 1)
+    file, folder = gguf_file(source), Path(source)
+    files = [file] if file is not None else weight_files(folder) if folder.is_dir() else []
+    size = sum(file.stat().st_size for file in files)
+    if files and needed > size * (GGUF_WEIGHTS_PER_BYTE if file else WEIGHTS_PER_BYTE):
+        raise UserError(
+            f"the configuration of model {source!r} describes {needed / 1e6:,.1f} M parameters, for which its weight "
+            f"files of {size / 1e6:,.1f} MB are too small"
+        )
+
+
+def check_vocabulary(tokenizer: Any, config: Any, model: str) -> None:
+    """Raise UserError for a tokenizer without tokens, or with more than the model has.
+
+    Added tokens may lie beyond: some models never use them.
+    """
+    with _loading(model):
+        ids = set(tokenizer.get_vocab().values()) - set(tokenizer.added_tokens_decoder)
+        if not ids or max(ids) >= config.vocab_size:
+            problem = (
+                f"token ids up to {max(ids):,}, the model only {config.vocab_size:,} tokens" if ids else "no tokens"
+            )
+            raise UserError(f"the tokenizer of {model} has {problem}; use the one that the model was trained with")
 
 
 def adapted_model(adapter: Path) -> str:
@@ -288,19 +346,22 @@ def load_model(source: str, dtype: torch.dtype, device: str, trust_remote_code: 
     # otherwise transformers asks a third party to convert a hub model with only pickles; read at every call
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
     auto: Any = AutoModelForCausalLM
-    try:
-        with source_arguments(source) as arguments:
-            model, info = auto.from_pretrained(
-                **arguments,
-                dtype=dtype,
-                trust_remote_code=trust_remote_code,
-                output_loading_info=True,
-                **device_arguments,
-                **(_nf4(dtype, device) if nf4 else {} if file is None else dequantize_arguments()),
-            )
-    except Exception as error:
-        raise _load_error(source, error) from error
+    with _loading(source), source_arguments(source) as arguments:
+        model, info = auto.from_pretrained(
+            **arguments,
+            dtype=dtype,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            **device_arguments,
+            **(_nf4(dtype, device) if nf4 else {} if file is None else dequantize_arguments()),
+        )
     _check_download(source)
+    for name, stored, expected in sorted(info["mismatched_keys"])[:1]:
+        raise UserError(
+            f"model {source!r} has weights {name} of shape {list(stored)}, and its configuration describes "
+            f"{list(expected)}"
+        )
     missing = [k for k in info["missing_keys"] if "rotary" not in k]
     if missing:
         raise UserError(f"model {source!r} lacks weights: {', '.join(sorted(missing)[:3])} ({len(missing)} in all)")
@@ -317,7 +378,20 @@ def _device_arguments(source: str, device: str, dtype: torch.dtype, trust_remote
     return {"device_map": device_map(config, device.split(","), dtype, trust_remote_code)}
 
 
-def _load_error(source: str, error: Exception) -> UserError:
+@contextmanager
+def _loading(source: str) -> Iterator[None]:
+    """Raise a UserError for any error of the block, which reads the named model."""
+    try:
+        yield
+    except UserError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of Rust, in tokenizers
+            raise
+        raise _load_error(source, error) from error
+
+
+def _load_error(source: str, error: BaseException) -> UserError:
     """Return a UserError for any of the loaders' many errors, all of which concern the named model."""
     _check_download(source)
     if isinstance(error, pickle.UnpicklingError) or "weights_only" in str(error):  # torch's own text advises to run it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from safetensors import safe_open
 
-from specbench_ss.errors import UserError, did_you_mean, first_line
+from specbench_ss.errors import UserError, did_you_mean, first_line, os_reason
 from specbench_ss.models.gguf import check_gguf, gguf_file, gguf_origin
 from specbench_ss.storage import cache_folder
 from specbench_ss.user_files import read_json
@@ -192,6 +193,7 @@ def find_folder(model: str) -> Path | None:
 
     Raises UserError, without loading anything, for any other name.
     """
+    _check_readable(model)
     embedded, fetched = {m.name: m.folder for m in available()}, packaged()
     if model in fetched:
         if not fetched[model].fetched:
@@ -207,6 +209,20 @@ def find_folder(model: str) -> Path | None:
         hint = did_you_mean(model, (*embedded, *fetched))
         raise UserError(f"no model {model!r}: neither a bundled model, a folder, a GGUF file nor a hub id{hint}")
     return None
+
+
+def _check_readable(model: str) -> None:
+    """Raise UserError for a path that the system rejects (5,000 letters) or does not let this user read."""
+    try:
+        Path(model).stat()
+        problem = "" if os.access(model, os.R_OK) else "permission denied"
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte
+        problem = os_reason(error) if isinstance(error, OSError) else str(error)
+    if problem:
+        shown = model if len(model) < 80 else f"{model[:60]}..."
+        raise UserError(f"cannot read model {shown!r}: {problem}")
 
 
 def is_lab(model: str) -> bool:
