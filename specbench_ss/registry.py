@@ -281,6 +281,7 @@ def _module(path: Path, content: bytes, sha256: str) -> ModuleType:
         return sys.modules[name]
     spec = spec_from_loader(name, loader=None, origin=str(path))
     assert spec is not None
+    _base(METHODS)  # its import binds the clocks, which the plugin may replace
     module = module_from_spec(spec)
     module.__file__ = str(path)
     sys.modules[name] = module  # dataclasses look their module up

@@ -7,7 +7,6 @@ comparing and writing happen between samples.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -46,7 +45,7 @@ from specbench_ss.engine.generate import decode as decode_once
 from specbench_ss.engine.generate import with_nan_probe
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
-from specbench_ss.engine.timing import check_device
+from specbench_ss.engine.timing import check_device, now, unix_time
 from specbench_ss.engine.verify import Offer
 from specbench_ss.errors import UserError, error_text, failure_text
 from specbench_ss.models.devices import unseen_gpu
@@ -197,10 +196,10 @@ class LocalSession(Session):
 
         def measured() -> Generation:
             nonlocal seen, before
-            before, plain, row.started = recorded(target), eager_fallbacks(target), time.time()
+            before, plain, row.started = recorded(target), eager_fallbacks(target), unix_time()
             with gc_disabled(), peak_memory(*self.target.layer_devices) as peak, self.machine.watch() as seen:
                 done = self.answering.answer(asked, self.events.on_tokens)
-            row.ended, row.peak_memory_bytes = time.time(), peak() if plain is None else None
+            row.ended, row.peak_memory_bytes = unix_time(), peak() if plain is None else None
             done.check()
             if plain is not None:
                 found = (eager_fallbacks(target) or Counter()) - plain
@@ -301,9 +300,9 @@ class BatchedConcurrencySweep(ConcurrencySweep[Request]):
                 gc_disabled(),
                 session.machine.watch() as seen,
             ):
-                started, began = time.time(), time.perf_counter()
+                started, began = unix_time(), now()
                 at_once.answer([_asked(one) for _, one in sent], ended)
-                done, wall_s = time.time(), time.perf_counter() - began
+                done, wall_s = unix_time(), now() - began
         except Exception as error:  # the samples are committed already
             check_device(*self.target.layer_devices)
             why = oom_message(error, self.decoders[label])
