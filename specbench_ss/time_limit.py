@@ -14,15 +14,12 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from specbench_ss.errors import TimeIsOver as TimeIsOver
 from specbench_ss.errors import UserError
 
 GRACE_S = 20.0  # for native code to return after the limit
 REPEAT_S = 1.0  # interval of the alarm, since the first may be caught
 _deferred: list[bool] = []  # one entry per active `defer_alarm`
-
-
-class TimeIsOver(BaseException):  # noqa: N818
-    """Raised by the alarm. Not an Exception, so that code that catches exceptions and continues still ends."""
 
 
 @contextlib.contextmanager

@@ -175,7 +175,7 @@ class Worker:
         session = self._session = LocalSession(
             plan.config, loaded.target, plan.suite, plan.data, loaded.decoders, store, store, output
         )
-        for note in preset_notes(plan.config, loaded.target, plan.data, loaded.decoders):
+        for note in preset_notes(plan.config, loaded.target, plan.data, loaded.methods):
             store.keep_warning(note)
         session.notes()
         if note := session.busy():

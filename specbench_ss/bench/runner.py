@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from specbench_ss import registry
+from specbench_ss import registry, user_files
 from specbench_ss.bench import run_loop
 from specbench_ss.bench.draft_recording import PostRunPasses
 from specbench_ss.bench.preflight import Plan, check_ids, limits, preset_notes, prompt_ids
@@ -39,7 +39,7 @@ from specbench_ss.bench.timed_sample import (
 from specbench_ss.engine.batching import BatchEngine, BatchRequest, RequestOutput, check_together, graphs_disabled
 from specbench_ss.engine.checks import check_unchanged, difference, own_logits
 from specbench_ss.engine.costs import drafter_shape, model_shape
-from specbench_ss.engine.decoder import Decoder, Generation, Step, references
+from specbench_ss.engine.decoder import Decoder, Generation, Step
 from specbench_ss.engine.engines import AUTO, EAGER
 from specbench_ss.engine.generate import decode as decode_once
 from specbench_ss.engine.generate import with_nan_probe
@@ -47,16 +47,16 @@ from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.timing import check_device, now, unix_time
 from specbench_ss.engine.verify import Offer
-from specbench_ss.errors import UserError, error_text, failure_text
+from specbench_ss.errors import PluginError, UserError, error_text, failure_text, plugin_code
 from specbench_ss.models.devices import unseen_gpu
 from specbench_ss.models.limits import known_limits
 from specbench_ss.models.load import load_target
-from specbench_ss.options import REFERENCE, MethodSpec
+from specbench_ss.options import REFERENCE, option_values
 from specbench_ss.results.analysis import Results, load_run
 from specbench_ss.results.quality import BIASED, bound, pool, too_coarse
 from specbench_ss.runs import output_match
 from specbench_ss.runs.config import Load, OutputOptions, RunConfig
-from specbench_ss.runs.manifest import manifest_for
+from specbench_ss.runs.manifest import SHAPE, manifest_for, method_entry, plain
 from specbench_ss.runs.output_match import check_readable
 from specbench_ss.runs.records import ConcurrencyResult, Key, OutputMatch, SampleRecord
 from specbench_ss.runs.run_dir import RunDir, RunStore
@@ -104,13 +104,13 @@ class LocalSession(Session):
         output: OutputOptions,
         decode: Decode = decode_once,
     ) -> None:
-        super().__init__(config, data, list(decoders), run_dir, events, output.goal)
+        # what the methods declared, read once: a later answer of a plugin may be another one
+        self.methods = {entry["label"]: entry for entry in run_dir.manifest["methods"]}
+        super().__init__(config, data, list(self.methods), run_dir, events, output.goal)
         self.suite = suite
         self.target, self.decoders, self.recording = target, decoders, output.recording
-        self.references = references(decoders)
-        # read once, outside of requests: an attribute of a plugin may be a call
+        self.dropped = {label: entry["error"] for label, entry in self.methods.items() if entry.get("error")}
         self.targets = {label: decoder.target for label, decoder in decoders.items()}
-        self.stateful = {label: bool(decoder.stateful) for label, decoder in decoders.items()}
         self.answering = RequestRunner(decode, target, output.timeout, run_dir.path)
         self.limits = limits(target, config.max_new_tokens or data.max_new_tokens, config.stop)
         self._offers: dict[Key, Sequence[Offer]] = {}  # of sampled outputs that are not tested yet
@@ -122,17 +122,23 @@ class LocalSession(Session):
         return REFERENCE
 
     def lossless_reference(self, label: str) -> str:
-        return self.references[label]
+        return str(self.methods[label].get("reference", self.baseline))
 
     def lossless_methods(self, label: str) -> bool:
-        return self.decoders[label].lossless
+        return bool(self.methods[label]["lossless"])
+
+    def stateful(self, label: str) -> bool:
+        """Return whether a method declares that earlier prompts may change its speed."""
+        return bool(self.methods[label].get("stateful"))
 
     def notes(self) -> None:
         """Keep warnings on the device and on stateful methods, before all samples."""
         if self.config.device == "auto" and (unseen := unseen_gpu()):
             self.run_dir.keep_warning(unseen)  # given as a warning when the device was chosen
-        for label in (label for label, stateful in self.stateful.items() if stateful):
+        for label in filter(self.stateful, self.methods):
             self.warn_and_keep(f"{label} is stateful: its speed depends on earlier prompts")
+        for label, why in self.dropped.items():
+            self.events.on_warning(f"{label} is dropped: {why}")  # as its records do
 
     def warm_up(self) -> None:
         prompts = warmup_prompts(self.target, self.data.questions, self.config.warmup)
@@ -178,7 +184,7 @@ class LocalSession(Session):
         Each try fills a new record, so that none has numbers of another one.
         """
         row, steps = self._decode_once(replace(blank), sample)
-        while self.machine.again(row, self.stateful[sample.method]):
+        while self.machine.again(row, self.stateful(sample.method)):
             try:
                 row, steps = self._decode_once(replace(blank, n_reruns=(row.n_reruns or 0) + 1), sample)
             except (Exception, SystemExit) as e:
@@ -206,7 +212,7 @@ class LocalSession(Session):
                 row.n_eager_fallbacks, row.eager_fallback_reason = found.total(), "; ".join(sorted(found))
             return done
 
-        for _ in n_attempts(target, self.stateful[sample.method]):
+        for _ in n_attempts(target, self.stateful(sample.method)):
             done = with_nan_probe(measured, lambda: self.answering.probe(asked))
         row.text = self.target.decode_text(done.tokens)
         row.fill(done)
@@ -246,7 +252,7 @@ class LocalSession(Session):
         self, row: SampleRecord, prompt: Sequence[int], sampling: SamplingParams, offers: Sequence[Offer]
     ) -> OutputMatch:
         """Test sampled tokens against the model of the method's reference, or its own model if it is a reference."""
-        references = {self.baseline, *map(self.lossless_reference, self.decoders)}
+        references = {self.baseline, *map(self.lossless_reference, self.methods)}
         label = row.method if row.method in references else self.lossless_reference(row.method)
         found = judge_sampled(self.decoders[label], prompt, row, sampling, offers)
         check_device(*self.target.layer_devices)
@@ -362,7 +368,7 @@ class BatchedConcurrencySweep(ConcurrencySweep[Request]):
 
     def _test(self, label: str, concurrency: int, good: list[tuple[SampleRecord, Request, RequestOutput]]) -> None:
         """Warn of biased sampled outputs of a lossless method."""
-        if self.session.config.temperature == 0 or not self.decoders[label].lossless:
+        if self.session.config.temperature == 0 or not self.session.lossless_methods(label):
             return
         verdicts = [
             self.session.tested(row, asked.prompt, asked.sampling, done.generation.offers).sampled
@@ -406,10 +412,10 @@ def _measure(plan: Plan, output: OutputOptions, command: Sequence[str], watch: W
     target, decoders = loaded.target, loaded.decoders
     if config.concurrency:
         _check_batches(decoders)
-    notes = tuple(preset_notes(config, target, data, decoders))
+    notes, labels = tuple(preset_notes(config, target, data, loaded.methods)), tuple(loaded.methods)
     with (
         RunDir.open(output, loaded.manifest(plan, command), data.questions) as run_dir,
-        watch(PreparedRun(plan=plan, run_dir=run_dir, notes=notes, target=target, labels=tuple(decoders))) as events,
+        watch(PreparedRun(plan=plan, run_dir=run_dir, notes=notes, target=target, labels=labels)) as events,
     ):
         run_dir.update(recording=output.recording.as_dict())
         try:
@@ -432,17 +438,25 @@ def _check_batches(decoders: Mapping[str, Decoder]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model and its methods by label. before: the model's own logits, before any method was loaded."""
+    """A model and its methods by label.
+
+    before: the model's own logits, before any method was loaded. methods: entries of the manifest; one with an `error`
+    has no decoder. shapes: of each method's model and drafter, for cost counts.
+    """
 
     target: Target
     decoders: dict[str, Decoder]
     before: Tensor
+    methods: dict[str, dict[str, Any]]
+    shapes: dict[str, dict[str, Any] | None]
 
     def manifest(self, plan: Plan, command: Sequence[str]) -> dict[str, Any]:
         """Return the manifest of the run."""
-        made = manifest_for(plan.config, self.target, plan.data, self.decoders, command)
+        made = manifest_for(plan.config, self.target, plan.data, self.decoders, command, self.methods)
         made["model"]["dtype_choice"] = plan.dtype_choice
-        return made | {"machine": machine_of(self.target, self.decoders)}
+        device_limits = known_limits(self.target.device)
+        limits = None if device_limits is None else device_limits.as_dict()
+        return made | {"machine": {"limits": limits, "shapes": self.shapes}}
 
     def changed(self) -> str:
         """Return the change of the model's logits as text, since it may be NaN; '' for no change."""
@@ -451,31 +465,43 @@ class Loaded:
 
 
 def load(plan: Plan) -> Loaded:
-    """Load the model and every method of a checked plan. Raises UserError as the loaders do."""
+    """Load the model and every method of a checked plan, and read what the methods declare.
+
+    A method whose code fails is left out. Raises UserError as the loaders do, if loading a method changed the model,
+    and if only references are left.
+    """
     target = plan.loaded or _load(plan)
-    before = own_logits(target)
-    return Loaded(target, {spec.label: _loaded(spec, target, before) for spec in plan.config.methods}, before)
+    made = Loaded(target, {}, own_logits(target), {}, {})
+    for spec in plan.config.methods:
+        label = spec.label
+        try:
+            decoder = registry.load_method(spec, target)
+            made.methods[label] = method_entry(label, decoder)
+            made.shapes[label] = _shape(label, decoder)
+            made.decoders[label] = decoder
+        except PluginError as error:
+            kind, own = registry.method_class(spec.name), plain(option_values(plan.options[label]))
+            about = {"summary": kind.summary, "paper": kind.paper, "lossless": kind.lossless, "error": str(error)}
+            made.methods[label] = {"label": label, "name": spec.name, "options": own, "resolved": own} | about
+            made.shapes[label] = None
+        check_unchanged(target, made.before, label)
+    failed = {label: str(entry["error"]) for label, entry in made.methods.items() if "error" in entry}
+    for label, entry in made.methods.items():
+        if why := failed.get(entry.get("reference", REFERENCE)):
+            made.decoders.pop(label, None)
+            entry.setdefault("error", f"its reference failed: {why}")
+    if failed and made.decoders.keys() <= {REFERENCE, *(entry.get("reference") for entry in made.methods.values())}:
+        raise UserError(next(iter(failed.values())))
+    return made
 
 
-def _loaded(spec: MethodSpec, target: Target, before: Tensor) -> Decoder:
-    """Return the loaded method. before: the target's own logits. Raises UserError if loading changed them."""
-    decoder = registry.load_method(spec, target)
-    check_unchanged(target, before, spec.label)
-    return decoder
-
-
-def machine_of(target: Target, decoders: Mapping[str, Decoder]) -> dict[str, Any]:
-    """Return the shapes of each method's model and drafter and the device's limits, for cost counts."""
-    limits = known_limits(target.device)
-    shapes = {
-        label: {
-            **model_shape(decoder.target),
-            "drafter": drafter_shape(decoder.drafter_weights(), decoder.target),
-            "extra_work": decoder.extra_work().as_dict(),
-        }
-        for label, decoder in decoders.items()
-    }
-    return {"limits": None if limits is None else limits.as_dict(), "shapes": shapes}
+def _shape(label: str, decoder: Decoder) -> dict[str, Any]:
+    """Return the shapes of a method's model and drafter. Raises PluginError if they cannot be read."""
+    with plugin_code(f"method {label!r} has no drafter_weights or extra_work that can be counted"):
+        drafter, extra = drafter_shape(decoder.drafter_weights(), decoder.target), decoder.extra_work().as_dict()
+        shape = plain({**model_shape(decoder.target), "drafter": drafter, "extra_work": extra})
+        user_files.convert(shape, SHAPE)
+        return dict(shape)
 
 
 def finished(run_dir: RunDir, events: RunCallbacks) -> Results:

@@ -420,17 +420,18 @@ def check_reference(method: type[Decoder], reference: type[Decoder]) -> None:
 def reference_spec(method: type[Decoder] | Decoder, options: Any) -> MethodSpec:
     """Return the result of `baseline_for`. Raises UserError unless it is a MethodSpec."""
     spec = method.baseline_for(options)
-    if not isinstance(spec, MethodSpec):
+    if type(spec) is not MethodSpec or type(spec.name) is not str:
         raise UserError(f"method {method.name!r}: baseline_for returns {spec!r}; return MethodSpec(name)")
     return spec
 
 
-def references(decoders: Mapping[str, Decoder]) -> dict[str, str]:
-    """Return the label of each method's reference, by label.
+def references(decoders: Mapping[str, Decoder], baselines: Mapping[str, str] | None = None) -> Mapping[str, str]:
+    """Return the label of each method's reference, by label. baselines: the same, if it is read already.
 
     Raises UserError if a reference is not among the methods or fails `check_reference`.
     """
-    baselines = {label: reference_spec(decoder, decoder.options).label for label, decoder in decoders.items()}
+    if baselines is None:
+        baselines = {label: reference_spec(decoder, decoder.options).label for label, decoder in decoders.items()}
     for label in (REFERENCE, *baselines.values()):
         if label not in decoders:
             raise UserError(f"the reference method {label!r} must be among the methods")

@@ -12,10 +12,10 @@ import msgspec
 from msgspec import Meta
 
 from specbench_ss import user_files
-from specbench_ss.engine.decoder import Decoder, references
+from specbench_ss.engine.decoder import Decoder, reference_spec, references
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.timing import cuda_settings
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, plugin_code
 from specbench_ss.models.checkpoint import TrainingInfo
 from specbench_ss.models.load import template_hash
 from specbench_ss.options import MethodSpec, option_values, value_text
@@ -94,7 +94,9 @@ METHOD = _struct_type(
         "training_info": TrainingInfo | None,
         "advised": JsonObject,
         "measured": JsonObject,
+        "stateful": bool,
         "reference": str,
+        "error": str,  # why the method is not part of the run
         "served": _struct_type({}, {"software": str | None, "tokens": str | None, "acceptance": str | None}),
     },
 )
@@ -265,6 +267,11 @@ def same_run(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
             f"--resume: the run in {path} has engine {stored_engine}, this session {engine}; "
             f"use --engine {stored_engine}"
         )
+    for old, new in zip(stored["methods"], wanted["methods"], strict=False):
+        if "error" in old:
+            old |= {"error": ""} | new  # it may load now
+        elif "error" in new:
+            raise UserError(f"--resume: {new['error']}")
     _raise_differences(path, list(_differing_methods(stored, wanted)))
     return {**stored, "sessions": [*stored.get("sessions", []), *wanted.get("sessions", [])]}
 
@@ -306,11 +313,17 @@ def _text(value: Any) -> str:
 
 
 def manifest_for(
-    config: RunConfig, target: Target, data: SuiteData, decoders: Mapping[str, Decoder], command: Sequence[str]
+    config: RunConfig,
+    target: Target,
+    data: SuiteData,
+    decoders: Mapping[str, Decoder],
+    command: Sequence[str],
+    methods: Mapping[str, dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Return the manifest of a run that is about to start, as JSON-ready data.
 
-    Raises UserError for an invalid reference (`references`).
+    methods: what they declared (`method_entry`), if it is read already. Raises UserError for an invalid reference
+    (`references`).
     """
     model = {
         "name": target.name,
@@ -334,9 +347,9 @@ def manifest_for(
         "chat_template": template_hash(getattr(target, "tokenizer", None)),
         "origin": getattr(target, "origin", {}),
     }
-    baselines = references(decoders)
-    methods = [_method_entry(label, decoder, baselines[label]) for label, decoder in decoders.items()]
-    return manifest_of(config, data, command, model, methods)
+    methods = methods or {label: method_entry(label, decoder) for label, decoder in decoders.items()}
+    references(decoders, {label: methods[label]["reference"] for label in decoders})
+    return manifest_of(config, data, command, model, list(methods.values()))
 
 
 def manifest_of(
@@ -373,24 +386,38 @@ def manifest_of(
     }
 
 
-def _method_entry(label: str, decoder: Decoder, reference: str) -> dict[str, Any]:
-    options = decoder.options
-    return {
-        "label": label,
-        "name": decoder.name,
-        "options": plain(option_values(options)),
-        "resolved": plain(decoder.metadata()),
-        "training_info": plain(dict(decoder.training_info)),
-        "advised": plain(dict(decoder.advised)),
-        "measured": plain(dict(decoder.measured)),
-        "lossless": decoder.lossless,
-        "stateful": decoder.stateful,
-        "reference": reference,
-        "summary": decoder.summary,
-        "paper": decoder.paper,
-    }
+MOST_DECLARED = 1_000_000  # characters that a method may declare, as JSON
+
+
+def method_entry(label: str, decoder: Decoder) -> dict[str, Any]:
+    """Return what a method declares, each read once and nowhere else in a run.
+
+    Raises PluginError for a value that a manifest cannot contain, before anything is written or measured.
+    """
+    with plugin_code(f"method {label!r} declares what a manifest cannot contain"):
+        options = decoder.options
+        reference = reference_spec(decoder, options)
+        entry = {
+            "label": label,
+            "name": decoder.name,
+            "options": option_values(options),
+            "resolved": decoder.metadata(),
+            "training_info": dict(decoder.training_info),
+            "advised": dict(decoder.advised),
+            "measured": dict(decoder.measured),
+            "lossless": decoder.lossless,
+            "stateful": decoder.stateful,
+            "reference": reference.label,
+            "summary": decoder.summary,
+            "paper": decoder.paper,
+        }
+        stored = dict(plain(entry))
+        if len(json.dumps(stored)) > MOST_DECLARED:
+            raise ValueError(f"more than {MOST_DECLARED:,} characters")
+        user_files.convert(stored, METHOD)
+        return stored
 
 
 def plain(values: dict[str, Any]) -> Any:
-    """Return the values as they will be read back from the file."""
-    return json.loads(json.dumps(values, default=str))
+    """Return the values as they will be read back from the file. Raises ValueError for NaN or infinity."""
+    return json.loads(json.dumps(values, default=str, allow_nan=False))
