@@ -7,11 +7,13 @@ interrupted: a thread then prints a message and ends the process. Everything com
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from time import monotonic
 from types import FrameType
 
 from specbench_ss.errors import TimeIsOver as TimeIsOver
@@ -23,28 +25,38 @@ _deferred: list[bool] = []  # one entry per active `defer_alarm`
 
 
 @contextlib.contextmanager
-def time_limit(seconds: float | None, final_message: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """End the block with TimeIsOver after so many seconds; None sets no limit.
+def time_limit(seconds: float | None, final_message: Callable[[], str] = lambda: "") -> Iterator[Callable[[], None]]:
+    """End the block with TimeIsOver after so many seconds; None sets no limit. Yield a function that restarts the time.
 
     final_message: returns the line to print if the block cannot be interrupted and the process ends with exit code 2.
     Raises UserError outside the main thread, which alone can be interrupted. Limits do not nest.
     """
     if seconds is None:
-        yield
+        yield lambda: None
         return
     check_thread()
-    over = threading.Timer(seconds + GRACE_S, _exit_process, (final_message,))
-    over.daemon = True
+    end, ended = [math.inf], threading.Event()
+
+    def restart() -> None:
+        end[0] = monotonic() + seconds + GRACE_S
+        signal.setitimer(signal.ITIMER_REAL, seconds, REPEAT_S)
+
+    def watch() -> None:
+        while not ended.wait(min(1.0, max(0.0, end[0] - monotonic()))):
+            if monotonic() >= end[0]:
+                _exit_process(final_message)
+
+    over = threading.Thread(target=watch, daemon=True)
     before = signal.signal(signal.SIGALRM, _interrupt)
     over.start()
     try:
         try:
-            signal.setitimer(signal.ITIMER_REAL, seconds, REPEAT_S)
-            yield
+            restart()
+            yield restart
         finally:
             _disarm()
     finally:
-        over.cancel()
+        ended.set()
         over.join()
         signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)
 

@@ -51,13 +51,8 @@ def conditions(target: Target, decoded: str = GREEDY) -> dict[str, Any]:
     }
 
 
-def preset_notes(
-    config: RunConfig, target: Target, data: SuiteData, methods: Mapping[str, Mapping[str, Any]]
-) -> Iterator[str]:
-    """Yield notes on the run's presets: at most one each on conditions, weights and questions.
-
-    methods: entries of the manifest, by label.
-    """
+def preset_notes(config: RunConfig, target: Target, data: SuiteData, methods: Mapping[str, Any]) -> Iterator[str]:
+    """Yield notes on the run's presets: at most one each on conditions, weights and questions. methods: by label."""
     here = conditions(target, decoding(config.as_dict() | {"stop": ()})) if config.presets else {}
     marks = {question.mark for question in data.questions}
     for preset in config.presets:
@@ -87,7 +82,7 @@ def changed(then: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     return "; ".join(f"{name.replace('_', ' ')} {old}, here {new}" for name, old, new in differences)
 
 
-def _settings(preset: Preset, config: RunConfig, methods: Mapping[str, Mapping[str, Any]]) -> str:
+def _settings(preset: Preset, config: RunConfig, methods: Mapping[str, Any]) -> str:
     """Return the names of resolved settings of the preset's method that differ from the preset's."""
     for spec in config.methods:
         if spec.name == preset.method and spec.options == preset.options and preset.resolved:

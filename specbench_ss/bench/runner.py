@@ -39,7 +39,7 @@ from specbench_ss.bench.timed_sample import (
 from specbench_ss.engine.batching import BatchEngine, BatchRequest, RequestOutput, check_together, graphs_disabled
 from specbench_ss.engine.checks import check_unchanged, difference, own_logits
 from specbench_ss.engine.costs import drafter_shape, model_shape
-from specbench_ss.engine.decoder import Decoder, Generation, Step
+from specbench_ss.engine.decoder import Decoder, Generation, Step, references
 from specbench_ss.engine.engines import AUTO, EAGER
 from specbench_ss.engine.generate import decode as decode_once
 from specbench_ss.engine.generate import with_nan_probe
@@ -47,7 +47,7 @@ from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.timing import check_device, now, unix_time
 from specbench_ss.engine.verify import Offer
-from specbench_ss.errors import PluginError, UserError, error_text, failure_text, plugin_code
+from specbench_ss.errors import PluginError, UserError, error_text, failure_text, plugin_code, prefixed
 from specbench_ss.models.devices import unseen_gpu
 from specbench_ss.models.limits import known_limits
 from specbench_ss.models.load import load_target
@@ -109,8 +109,9 @@ class LocalSession(Session):
         super().__init__(config, data, list(self.methods), run_dir, events, output.goal)
         self.suite = suite
         self.target, self.decoders, self.recording = target, decoders, output.recording
-        self.dropped = {label: entry["error"] for label, entry in self.methods.items() if entry.get("error")}
+        self.dropped = {x: entry.get("error", "") for x, entry in self.methods.items() if x not in decoders}
         self.targets = {label: decoder.target for label, decoder in decoders.items()}
+        self.stateful = {label: bool(entry.get("stateful")) for label, entry in self.methods.items()}
         self.answering = RequestRunner(decode, target, output.timeout, run_dir.path)
         self.limits = limits(target, config.max_new_tokens or data.max_new_tokens, config.stop)
         self._offers: dict[Key, Sequence[Offer]] = {}  # of sampled outputs that are not tested yet
@@ -127,15 +128,11 @@ class LocalSession(Session):
     def lossless_methods(self, label: str) -> bool:
         return bool(self.methods[label]["lossless"])
 
-    def stateful(self, label: str) -> bool:
-        """Return whether a method declares that earlier prompts may change its speed."""
-        return bool(self.methods[label].get("stateful"))
-
     def notes(self) -> None:
         """Keep warnings on the device and on stateful methods, before all samples."""
         if self.config.device == "auto" and (unseen := unseen_gpu()):
             self.run_dir.keep_warning(unseen)  # given as a warning when the device was chosen
-        for label in filter(self.stateful, self.methods):
+        for label in (label for label, stateful in self.stateful.items() if stateful):
             self.warn_and_keep(f"{label} is stateful: its speed depends on earlier prompts")
         for label, why in self.dropped.items():
             self.events.on_warning(f"{label} is dropped: {why}")  # as its records do
@@ -184,7 +181,7 @@ class LocalSession(Session):
         Each try fills a new record, so that none has numbers of another one.
         """
         row, steps = self._decode_once(replace(blank), sample)
-        while self.machine.again(row, self.stateful(sample.method)):
+        while self.machine.again(row, self.stateful[sample.method]):
             try:
                 row, steps = self._decode_once(replace(blank, n_reruns=(row.n_reruns or 0) + 1), sample)
             except (Exception, SystemExit) as e:
@@ -212,7 +209,7 @@ class LocalSession(Session):
                 row.n_eager_fallbacks, row.eager_fallback_reason = found.total(), "; ".join(sorted(found))
             return done
 
-        for _ in n_attempts(target, self.stateful(sample.method)):
+        for _ in n_attempts(target, self.stateful[sample.method]):
             done = with_nan_probe(measured, lambda: self.answering.probe(asked))
         row.text = self.target.decode_text(done.tokens)
         row.fill(done)
@@ -263,8 +260,8 @@ class LocalSession(Session):
 
     def without_comparison(self, sample: Sample, row: SampleRecord, reason: str) -> OutputMatch:
         """Return the verdict; check one token against the method's own next_logits."""
-        decoder = self.decoders[row.method]
-        if row.tokens and type(decoder).autoregressive and not self.config.temperature:
+        decoder = self.decoders.get(row.method)
+        if row.tokens and decoder and type(decoder).autoregressive and not self.config.temperature:
             return output_match.judge_alone(decoder, self._prompt(sample), row, reason)
         return super().without_comparison(sample, row, reason)
 
@@ -337,21 +334,16 @@ class BatchedConcurrencySweep(ConcurrencySweep[Request]):
         try:
             if answered.generation is None:
                 raise answered.error or RuntimeError("no answer")
-            row = self._taken(blank, answered.generation, answered)
+            row = replace(blank)
+            row.fill(answered.generation)
+            row.text = self.target.decode_text(answered.generation.tokens)
+            row.started, row.ended = answered.started, answered.started + answered.wall_s
+            row.prefill_s, row.wall_s = answered.first_s, answered.wall_s  # from its start, waiting for others included
+            row.decode_s = answered.wall_s - answered.first_s
             check_readable(row, ())
         except (Exception, SystemExit) as error:
             row = replace(blank, status="failed", error=oom_message(error, self.decoders[blank.method]))
             self.session.events.on_warning(f"{row.method} failed on {row.question_id}: {row.error}")
-        return row
-
-    def _taken(self, blank: SampleRecord, generation: Generation, answered: RequestOutput) -> SampleRecord:
-        """Return a record with the output. Its times count from its start, waiting for other requests included."""
-        row = replace(blank)
-        row.fill(generation)
-        row.text = self.target.decode_text(generation.tokens)
-        row.started, row.ended = answered.started, answered.started + answered.wall_s
-        row.prefill_s, row.wall_s = answered.first_s, answered.wall_s
-        row.decode_s = answered.wall_s - answered.first_s
         return row
 
     def _compare(self, label: str, concurrency: int, good: list[SampleRecord]) -> None:
@@ -390,10 +382,9 @@ def _asked(request: Request, most: int | None = None) -> BatchRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRun(run_loop.PreparedRun):
-    """A run about to start. labels: of its methods, in order."""
+    """A run about to start."""
 
     target: Target
-    labels: tuple[str, ...]
 
 
 def measure(plan: Plan, output: OutputOptions, command: Sequence[str], watch: Watch = unwatched) -> Results:
@@ -412,10 +403,10 @@ def _measure(plan: Plan, output: OutputOptions, command: Sequence[str], watch: W
     target, decoders = loaded.target, loaded.decoders
     if config.concurrency:
         _check_batches(decoders)
-    notes, labels = tuple(preset_notes(config, target, data, loaded.methods)), tuple(loaded.methods)
+    notes = tuple(preset_notes(config, target, data, loaded.methods))
     with (
         RunDir.open(output, loaded.manifest(plan, command), data.questions) as run_dir,
-        watch(PreparedRun(plan=plan, run_dir=run_dir, notes=notes, target=target, labels=labels)) as events,
+        watch(PreparedRun(plan=plan, run_dir=run_dir, notes=notes, target=target)) as events,
     ):
         run_dir.update(recording=output.recording.as_dict())
         try:
@@ -430,33 +421,29 @@ def _measure(plan: Plan, output: OutputOptions, command: Sequence[str], watch: W
 def _check_batches(decoders: Mapping[str, Decoder]) -> None:
     """Raise UserError if a method does not support several requests at a time."""
     for label, decoder in decoders.items():
-        try:
+        with prefixed(f"--batch-size: {label}"):
             check_together(decoder)
-        except UserError as error:
-            raise UserError(f"--batch-size: {label}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model and its methods by label.
+    """A model and its methods by label. before: the model's own logits, before any method was loaded.
 
-    before: the model's own logits, before any method was loaded. methods: entries of the manifest; one with an `error`
-    has no decoder. shapes: of each method's model and drafter, for cost counts.
+    methods: entries of the manifest; one with an `error` has no decoder. shapes: of models and drafters, for costs.
     """
 
     target: Target
     decoders: dict[str, Decoder]
     before: Tensor
     methods: dict[str, dict[str, Any]]
-    shapes: dict[str, dict[str, Any] | None]
+    shapes: dict[str, dict[str, Any]]
 
     def manifest(self, plan: Plan, command: Sequence[str]) -> dict[str, Any]:
         """Return the manifest of the run."""
-        made = manifest_for(plan.config, self.target, plan.data, self.decoders, command, self.methods)
+        made = manifest_for(plan.config, self.target, plan.data, self.methods, command)
         made["model"]["dtype_choice"] = plan.dtype_choice
-        device_limits = known_limits(self.target.device)
-        limits = None if device_limits is None else device_limits.as_dict()
-        return made | {"machine": {"limits": limits, "shapes": self.shapes}}
+        limits = known_limits(self.target.device)
+        return made | {"machine": {"limits": limits and limits.as_dict(), "shapes": self.shapes}}
 
     def changed(self) -> str:
         """Return the change of the model's logits as text, since it may be NaN; '' for no change."""
@@ -476,32 +463,30 @@ def load(plan: Plan) -> Loaded:
         label = spec.label
         try:
             decoder = registry.load_method(spec, target)
-            made.methods[label] = method_entry(label, decoder)
-            made.shapes[label] = _shape(label, decoder)
+            with plugin_code(f"method {label!r} declares what cannot be stored"):
+                made.methods[label], made.shapes[label] = method_entry(label, decoder), _shape(decoder)
             made.decoders[label] = decoder
         except PluginError as error:
-            kind, own = registry.method_class(spec.name), plain(option_values(plan.options[label]))
+            kind, own = registry.method_class(spec.name), plain(option_values(registry.method_options(spec)))
             about = {"summary": kind.summary, "paper": kind.paper, "lossless": kind.lossless, "error": str(error)}
-            made.methods[label] = {"label": label, "name": spec.name, "options": own, "resolved": own} | about
-            made.shapes[label] = None
+            made.methods[label] = {"label": label, "name": spec.name, "options": own, "resolved": {}} | about
         check_unchanged(target, made.before, label)
-    failed = {label: str(entry["error"]) for label, entry in made.methods.items() if "error" in entry}
-    for label, entry in made.methods.items():
-        if why := failed.get(entry.get("reference", REFERENCE)):
-            made.decoders.pop(label, None)
-            entry.setdefault("error", f"its reference failed: {why}")
-    if failed and made.decoders.keys() <= {REFERENCE, *(entry.get("reference") for entry in made.methods.values())}:
-        raise UserError(next(iter(failed.values())))
+    failed = [label for label in made.methods if label not in made.decoders]
+    baselines = {label: made.methods[label]["reference"] for label in made.decoders}
+    if failed and (
+        made.decoders.keys() <= {REFERENCE, *baselines.values()} or {*failed}.intersection(baselines.values())
+    ):
+        raise UserError(made.methods[failed[0]]["error"])
+    references(made.decoders, baselines)
     return made
 
 
-def _shape(label: str, decoder: Decoder) -> dict[str, Any]:
-    """Return the shapes of a method's model and drafter. Raises PluginError if they cannot be read."""
-    with plugin_code(f"method {label!r} has no drafter_weights or extra_work that can be counted"):
-        drafter, extra = drafter_shape(decoder.drafter_weights(), decoder.target), decoder.extra_work().as_dict()
-        shape = plain({**model_shape(decoder.target), "drafter": drafter, "extra_work": extra})
-        user_files.convert(shape, SHAPE)
-        return dict(shape)
+def _shape(decoder: Decoder) -> dict[str, Any]:
+    """Return the shapes of a method's model and drafter. Raises ValueError if they cannot be read again."""
+    drafter, extra = drafter_shape(decoder.drafter_weights(), decoder.target), decoder.extra_work().as_dict()
+    shape = plain({**model_shape(decoder.target), "drafter": drafter, "extra_work": extra})
+    user_files.convert(shape, SHAPE)
+    return dict(shape)
 
 
 def finished(run_dir: RunDir, events: RunCallbacks) -> Results:

@@ -323,40 +323,22 @@ class Decoder(ABC):
         """Update the method's state after a commit: state.ids, .root, .hidden_states and .cache are the new ones."""
 
 
+FORWARDED = ("max_tokens_per_step", "prefill", "on_prefill", "forward", "accept", "update")
+
+
 class DecoderWrapper(Decoder):
     """Forward every call of the loop to `inner`; a subclass overrides the calls that it observes."""
 
     def __init__(self, inner: Decoder) -> None:
         super().__init__(inner.target, inner.options)
         self.inner, self.aux_hidden_state_layers = inner, inner.aux_hidden_state_layers
-
-    def max_tokens_per_step(self) -> int | None:
-        """Forward to `inner`."""
-        return self.inner.max_tokens_per_step()
-
-    def prefill(self, state: DecodeState, ids: Tensor) -> Output:
-        """Forward to `inner`."""
-        return self.inner.prefill(state, ids)
-
-    def on_prefill(self, state: DecodeState) -> None:
-        """Forward to `inner`."""
-        self.inner.on_prefill(state)
+        for name in FORWARDED:
+            if getattr(type(self), name) is getattr(Decoder, name):
+                setattr(self, name, getattr(inner, name))
 
     def propose(self, state: DecodeState) -> DraftTree:
         """Forward to `inner`."""
         return self.inner.propose(state)
-
-    def forward(self, state: DecodeState, tree: DraftTree) -> Output:
-        """Forward to `inner`."""
-        return self.inner.forward(state, tree)
-
-    def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
-        """Forward to `inner`."""
-        return self.inner.accept(state, tree, output)
-
-    def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:
-        """Forward to `inner`."""
-        self.inner.update(state, result, output)
 
 
 def models_of(decoders: Iterable[Decoder]) -> list[Target]:

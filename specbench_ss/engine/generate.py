@@ -5,11 +5,11 @@ Counting, cutting and timing happen only here, so that no method can count or st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import index
-from typing import SupportsIndex, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -77,10 +77,7 @@ class StopChecker:
 
 
 class DecodeSession:
-    """One request in the decoding loop.
-
-    Everything that a method returns is read once, into exact types of the loop's own: a subclass might answer each
-    read differently, and the method still has the objects that it returned.
+    """One request in the decoding loop. What a method returns is read once: later it may answer otherwise.
 
     began: `timing.now` at creation; the time since then counts as prefill. None: prefill time only.
     """
@@ -118,7 +115,7 @@ class DecodeSession:
             if on_step is not None:
                 on_step(steps[-1].tokens)
         check_logits(self.max_logits, self.target.dtype)
-        answer, prompt_tokens = _plain(self.ids[len(self.prompt) :]), len(self.prompt)
+        answer, prompt_tokens = [*map(index, self.ids[len(self.prompt) :])], len(self.prompt)
         self._check_token_ids(f"{self.decoder.name} answered with", answer)
         counts = (self.tokens_past_stop, state.num_draft_forwards)
         return Generation(answer, prompt_tokens, self.finish, prefill_s, 1, steps, *counts, offers(self.candidates))
@@ -131,9 +128,8 @@ class DecodeSession:
         state = DecodeState([*self.prompt], len(self.prompt), torch.empty(0), self.cache, self.sampling, rng=self.rng)
         ids = torch.tensor([self.prompt], device=self.target.device)
         output = self.decoder.prefill(state, ids)
-        first = self._read_result(
-            verify(output.logits[0], DraftTree.root_only(ids[0, -1:]), self.sampling, self.rng), n_nodes=1
-        )
+        first = verify(output.logits[0], DraftTree.root_only(ids[0, -1:]), self.sampling, self.rng)
+        first = self._read_result(first, 1, 1)
         self._record_max_logits(first, output)
         state.ids = self.ids = [*self.prompt, *first.tokens]
         state.root = first.next_token
@@ -156,8 +152,7 @@ class DecodeSession:
         clock.mark()
         verified = drafted if output.tree is None else replace(_checked_tree("forward", output.tree))
         given = self.decoder.accept(state, output.tree or tree, output)
-        result = self._read_result(given, len(verified))
-        self._check_result(len(drafted), result)
+        result = self._read_result(given, len(drafted), len(verified))
         self._record_max_logits(result, output)
         new, self.finish = self.stop_checker.cut(self.ids[len(self.prompt) :], result.tokens)
         self._commit(state, result, output, new)
@@ -196,30 +191,25 @@ class DecodeSession:
         if unknown is not None:
             raise ValueError(f"{prefix} token {unknown}, the model has {vocab_size:,} tokens")
 
-    def _read_result(self, given: VerifyResult, n_nodes: int) -> VerifyResult:
-        """Return a copy of what `accept` returned. Raises TypeError or ValueError if it is no result for n_nodes."""
-        prefix, token = f"{self.decoder.name}: accept returned", getattr(given, "next_token", None)
+    def _read_result(self, given: VerifyResult, drafted: int, verified: int) -> VerifyResult:
+        """Return a copy of what `accept` returned. Raises an error unless it is a result for so many nodes."""
         if type(given) is not VerifyResult:
-            raise TypeError(f"{prefix} {_type_name(given)}; return a VerifyResult")
-        path, tokens = _plain(given.path), _plain(given.tokens)
-        if path[:1] != [0]:
-            raise TypeError(f"{prefix} the path {path}; a path begins with node 0, the root")
-        if not 0 <= min(path) <= max(path) < n_nodes:
-            raise ValueError(f"{prefix} the path {path}; the tree has the nodes 0 to {n_nodes - 1}")
+            raise TypeError(f"{self.decoder.name}: accept returned {_type_name(given)}, not a VerifyResult")
+        path, tokens, token = [*map(index, given.path)], [*map(index, given.tokens)], given.next_token  # of exact type
+        name = f"{self.decoder.name}: accept returned"
+        if path[:1] != [0] or not 0 <= min(path) <= max(path) < verified:
+            raise ValueError(f"{name} the path {path}; it begins with node 0, and the tree has {verified} nodes")
         if not tokens:
-            raise ValueError(f"{prefix} no token; return the accepted ones and the next one")
+            raise ValueError(f"{name} no token; return the accepted ones and the next one")
         if type(token) is not Tensor or token.shape != (1,):
-            raise TypeError(f"{prefix} next_token {_type_name(token)}; return a tensor [1], the last of `tokens`")
-        return VerifyResult(path, tokens, token, given.root, given.max_logits, given.checked)
-
-    def _check_result(self, nodes: int, result: VerifyResult) -> None:
-        """Raise ValueError if a step has another root, or drafts though it is autoregressive."""
-        if self.one_token and max(nodes, len(result.tokens)) > 1:
+            raise TypeError(f"{name} next_token {_type_name(token)}; return a tensor [1], the last of `tokens`")
+        if self.one_token and max(drafted, len(tokens)) > 1:
             raise ValueError(
                 f"{self.decoder.name} sets autoregressive and drafts tokens; draft nothing, or do not set it"
             )
-        if result.root not in (None, self.ids[-1]):
-            raise ValueError(f"propose returned a tree under token {result.root}, not state.root, {self.ids[-1]}")
+        if given.root not in (None, self.ids[-1]):
+            raise ValueError(f"propose returned a tree under token {given.root}, not state.root, {self.ids[-1]}")
+        return VerifyResult(path, tokens, token, None, given.max_logits, given.checked)
 
     def _record_max_logits(self, result: VerifyResult, output: Output) -> None:
         """Store each node's largest logit for the check in `run`, without a synchronisation.
@@ -271,11 +261,6 @@ def gather_offsets(offsets: Sequence[int] | Tensor, path: list[int]) -> Sequence
         return [offsets[i] for i in path]
     selected = offsets[indices(path, offsets.device)]
     return cast("list[int]", selected.tolist()) if selected.device.type == "cpu" else selected
-
-
-def _plain(numbers: Iterable[SupportsIndex]) -> list[int]:
-    """Return whole numbers as a list of exact type, since an instance of a subclass may equal anything."""
-    return [*map(index, numbers)]
 
 
 def _checked_tree(hook: str, tree: object) -> DraftTree:
@@ -352,6 +337,7 @@ def decode(
         except BaseException:
             drop_caches(decoder)  # CUDA graphs read padded keys, which must not hold NaN
             raise
+        cache.zero_()  # the next request's method could read this one's tokens behind its own rows
     generation.check()
     return generation
 

@@ -12,10 +12,10 @@ import msgspec
 from msgspec import Meta
 
 from specbench_ss import user_files
-from specbench_ss.engine.decoder import Decoder, reference_spec, references
+from specbench_ss.engine.decoder import Decoder, reference_spec
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.timing import cuda_settings
-from specbench_ss.errors import UserError, plugin_code
+from specbench_ss.errors import UserError
 from specbench_ss.models.checkpoint import TrainingInfo
 from specbench_ss.models.load import template_hash
 from specbench_ss.options import MethodSpec, option_values, value_text
@@ -267,11 +267,8 @@ def same_run(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
             f"--resume: the run in {path} has engine {stored_engine}, this session {engine}; "
             f"use --engine {stored_engine}"
         )
-    for old, new in zip(stored["methods"], wanted["methods"], strict=False):
-        if "error" in old:
-            old |= {"error": ""} | new  # it may load now
-        elif "error" in new:
-            raise UserError(f"--resume: {new['error']}")
+    both = zip(stored["methods"], wanted["methods"], strict=False)
+    stored["methods"] = [new if "error" in old else old for old, new in both]  # one that did not load may load now
     _raise_differences(path, list(_differing_methods(stored, wanted)))
     return {**stored, "sessions": [*stored.get("sessions", []), *wanted.get("sessions", [])]}
 
@@ -296,7 +293,7 @@ def _differing_methods(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> 
     if list(old) != list(new):
         yield "methods", ", ".join(old), ", ".join(new)
         return
-    for label in old:
+    for label in (label for label in old if old[label] and new[label]):  # one that did not load has none
         for key in old[label] | new[label]:
             a, b = old[label].get(key, "nothing"), new[label].get(key, "nothing")
             if a != b:
@@ -313,18 +310,9 @@ def _text(value: Any) -> str:
 
 
 def manifest_for(
-    config: RunConfig,
-    target: Target,
-    data: SuiteData,
-    decoders: Mapping[str, Decoder],
-    command: Sequence[str],
-    methods: Mapping[str, dict[str, Any]] | None = None,
+    config: RunConfig, target: Target, data: SuiteData, methods: Mapping[str, Any], command: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the manifest of a run that is about to start, as JSON-ready data.
-
-    methods: what they declared (`method_entry`), if it is read already. Raises UserError for an invalid reference
-    (`references`).
-    """
+    """Return the manifest of a run that is about to start, JSON-ready. methods: entries or decoders, by label."""
     model = {
         "name": target.name,
         "hash": target.weights_hash,
@@ -347,9 +335,8 @@ def manifest_for(
         "chat_template": template_hash(getattr(target, "tokenizer", None)),
         "origin": getattr(target, "origin", {}),
     }
-    methods = methods or {label: method_entry(label, decoder) for label, decoder in decoders.items()}
-    references(decoders, {label: methods[label]["reference"] for label in decoders})
-    return manifest_of(config, data, command, model, list(methods.values()))
+    entries = [method_entry(label, one) if isinstance(one, Decoder) else one for label, one in methods.items()]
+    return manifest_of(config, data, command, model, entries)
 
 
 def manifest_of(
@@ -390,32 +377,27 @@ MOST_DECLARED = 1_000_000  # characters that a method may declare, as JSON
 
 
 def method_entry(label: str, decoder: Decoder) -> dict[str, Any]:
-    """Return what a method declares, each read once and nowhere else in a run.
-
-    Raises PluginError for a value that a manifest cannot contain, before anything is written or measured.
-    """
-    with plugin_code(f"method {label!r} declares what a manifest cannot contain"):
-        options = decoder.options
-        reference = reference_spec(decoder, options)
-        entry = {
-            "label": label,
-            "name": decoder.name,
-            "options": option_values(options),
-            "resolved": decoder.metadata(),
-            "training_info": dict(decoder.training_info),
-            "advised": dict(decoder.advised),
-            "measured": dict(decoder.measured),
-            "lossless": decoder.lossless,
-            "stateful": decoder.stateful,
-            "reference": reference.label,
-            "summary": decoder.summary,
-            "paper": decoder.paper,
-        }
-        stored = dict(plain(entry))
-        if len(json.dumps(stored)) > MOST_DECLARED:
-            raise ValueError(f"more than {MOST_DECLARED:,} characters")
-        user_files.convert(stored, METHOD)
-        return stored
+    """Return what a method declares, read once. Raises ValueError or TypeError for what a manifest cannot contain."""
+    options = decoder.options
+    entry = {
+        "label": label,
+        "name": decoder.name,
+        "options": option_values(options),
+        "resolved": decoder.metadata(),
+        "training_info": dict(decoder.training_info),
+        "advised": dict(decoder.advised),
+        "measured": dict(decoder.measured),
+        "lossless": decoder.lossless,
+        "stateful": decoder.stateful,
+        "reference": reference_spec(decoder, options).label,
+        "summary": decoder.summary,
+        "paper": decoder.paper,
+    }
+    stored = plain(entry)
+    user_files.convert(stored, METHOD)
+    if len(str(stored)) > MOST_DECLARED:
+        raise ValueError(f"more than {MOST_DECLARED:,} characters")
+    return dict(stored)
 
 
 def plain(values: dict[str, Any]) -> Any:
