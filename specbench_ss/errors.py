@@ -14,8 +14,30 @@ class UserError(Exception):
     """A mistake in what the user gave. Its text is one clear line that can be printed alone."""
 
 
+class PluginError(UserError):
+    """An error of a plugin's own code. A run leaves that method out and goes on."""
+
+
+class TimeIsOver(BaseException):  # noqa: N818
+    """Raised by the alarm of a time limit. No Exception, so that code that catches those and continues still ends."""
+
+
 class ServingWarning(UserWarning):
     """Warning of a drafter that vLLM serves differently; of the commands, `ssbench models check` shows it."""
+
+
+@contextmanager
+def plugin_code(what: str) -> Iterator[None]:
+    """Turn anything that a plugin raises in the block into a PluginError, which begins with `what: `.
+
+    A UserError stays as it is, and so do the ends that the user or a time limit sets.
+    """
+    try:
+        yield
+    except (UserError, KeyboardInterrupt, TimeIsOver):
+        raise
+    except BaseException as error:  # SystemExit, and whatever else a plugin may derive
+        raise PluginError(f"{what}: {first_line(error)}{place_of(error)}") from error
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import inspect
 import re
 import sys
 import warnings
+from abc import ABCMeta
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
-from specbench_ss.errors import UserError, did_you_mean, first_line
+from specbench_ss.errors import UserError, did_you_mean, plugin_code
 from specbench_ss.options import METHOD_ALIASES, PluginFile, options_problem, parse_options
 from specbench_ss.user_files import read_bytes
 
@@ -48,6 +49,10 @@ class Group:
 
 
 ALL = "all"  # stands for every registered method that can decode with the model
+DECLARED = {  # attributes of a method's class, which are plain values: a property may answer each read differently
+    "name": str, "summary": str, "paper": str, "autoregressive": bool, "lossless": bool, "stateful": bool,
+    "can_export": bool, "node_options": tuple,
+}  # fmt: skip
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")  # distinct from options and lists on the command line
 METHODS = Group("specbench_ss.methods", "specbench_ss.engine.decoder:Decoder")
 SUITES = Group("specbench_ss.suites", "specbench_ss.suite:Suite")
@@ -119,12 +124,8 @@ def load(group: Group, name: str) -> type[Any]:
 
 
 def _loaded(group: Group, point: EntryPoint) -> type[Any]:
-    try:
+    with plugin_code(f"{group.kind} {point.name!r} does not load"):
         return _checked(group, point)
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:  # a plugin's import may fail in any way
-        raise UserError(f"{group.kind} {point.name!r} does not load: {first_line(error)}") from error
 
 
 def load_all(group: Group) -> dict[str, type[Any]]:
@@ -149,9 +150,10 @@ def load_commands(taken: Collection[str]) -> dict[str, Any]:
             _warn(f"command {point.name!r} of {point.value} is left out: there is one of that name already")
             continue
         try:
-            found = point.load()
-        except (Exception, SystemExit) as error:  # a plugin's import may fail in any way
-            _warn(f"command {point.name!r} does not load: {first_line(error)}")
+            with plugin_code(f"command {point.name!r} does not load"):
+                found = point.load()
+        except UserError as error:
+            _warn(str(error))
             continue
         if isinstance(found, typer.Typer) or inspect.isfunction(found):
             loaded[point.name] = found
@@ -182,9 +184,14 @@ def method_problem(kind: type[Any], name: Any) -> str:
     """Return why this subclass of Decoder, registered as `name`, cannot be used; '' if it can."""
     if problem := abstract_problem(kind):
         return problem
-    for attribute in ("name", "summary"):
-        if not isinstance(getattr(kind, attribute, None), str):
+    for attribute, wanted in DECLARED.items():
+        value = inspect.getattr_static(kind, attribute, None)
+        if value is None:
             return f"it has no {attribute}"
+        if type(value) is not wanted:
+            return f"its {attribute} is a {type(value).__name__}, not a plain {wanted.__name__}"
+    if type(kind) is not ABCMeta or kind.__getattribute__ is not object.__getattribute__:
+        return "it has a metaclass or a __getattribute__ of its own, so its attributes may change from read to read"
     if kind.name != name:
         return f"its `name` is {kind.name!r}, which must be the name that it is registered under"
     if not NAME.fullmatch(kind.name) or kind.name == ALL:
@@ -223,10 +230,12 @@ def read_method_options(kind: type[Decoder], given: Mapping[str, str]) -> Any:
 
 def load_method(spec: MethodSpec, target: Target) -> Decoder:
     """Return the method with its options and weights, bound to a target. Raises UserError where it does not load."""
-    try:
-        return method_class(spec.name).load(target, method_options(spec))
-    except SystemExit as error:  # a plugin's own exit is not ours
-        raise UserError(f"method {spec.name!r} does not load: {first_line(error)}") from error
+    kind, options = method_class(spec.name), method_options(spec)
+    with plugin_code(f"method {spec.name!r} does not load"):
+        made = kind.load(target, options)
+        if not isinstance(made, kind) or method_problem(type(made), spec.name):
+            raise TypeError(f"load returned a {type(made).__name__}, not a {kind.__name__}")
+    return made
 
 
 def load_suite(name: str) -> Suite:
@@ -281,16 +290,16 @@ def _module(path: Path, content: bytes, sha256: str) -> ModuleType:
         return sys.modules[name]
     spec = spec_from_loader(name, loader=None, origin=str(path))
     assert spec is not None
+    _base(METHODS)  # its import binds the clocks, which the plugin may replace
     module = module_from_spec(spec)
     module.__file__ = str(path)
     sys.modules[name] = module  # dataclasses look their module up
     try:
-        exec(compile(content, str(path), "exec"), module.__dict__)
-    except BaseException as error:
+        with plugin_code(f"plugin {path} does not load"):
+            exec(compile(content, str(path), "exec"), module.__dict__)
+    except BaseException:
         del sys.modules[name]
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        raise UserError(f"plugin {path} does not load: {first_line(error)}") from error
+        raise
     return module
 
 

@@ -7,6 +7,7 @@ interrupted: a thread then prints a message and ends the process. Everything com
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 import signal
@@ -14,8 +15,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import monotonic
 from types import FrameType
 
+from specbench_ss.errors import TimeIsOver as TimeIsOver
 from specbench_ss.errors import UserError
 
 GRACE_S = 20.0  # for native code to return after the limit
@@ -23,33 +26,39 @@ REPEAT_S = 1.0  # interval of the alarm, since the first may be caught
 _deferred: list[bool] = []  # one entry per active `defer_alarm`
 
 
-class TimeIsOver(BaseException):  # noqa: N818
-    """Raised by the alarm. Not an Exception, so that code that catches exceptions and continues still ends."""
-
-
 @contextlib.contextmanager
-def time_limit(seconds: float | None, final_message: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """End the block with TimeIsOver after so many seconds; None sets no limit.
+def time_limit(seconds: float | None, final_message: Callable[[], str] = lambda: "") -> Iterator[Callable[[], None]]:
+    """End the block with TimeIsOver after so many seconds; None sets no limit. Yield a function that restarts the time.
 
     final_message: returns the line to print if the block cannot be interrupted and the process ends with exit code 2.
     Raises UserError outside the main thread, which alone can be interrupted. Limits do not nest.
     """
     if seconds is None:
-        yield
+        yield lambda: None
         return
     check_thread()
-    over = threading.Timer(seconds + GRACE_S, _exit_process, (final_message,))
-    over.daemon = True
+    end, ended = [math.inf], threading.Event()
+
+    def restart() -> None:
+        end[0] = monotonic() + seconds + GRACE_S
+        signal.setitimer(signal.ITIMER_REAL, seconds, REPEAT_S)
+
+    def watch() -> None:
+        while not ended.wait(min(1.0, max(0.0, end[0] - monotonic()))):
+            if monotonic() >= end[0]:
+                _exit_process(final_message)
+
+    over = threading.Thread(target=watch, daemon=True)
     before = signal.signal(signal.SIGALRM, _interrupt)
     over.start()
     try:
         try:
-            signal.setitimer(signal.ITIMER_REAL, seconds, REPEAT_S)
-            yield
+            restart()
+            yield restart
         finally:
             _disarm()
     finally:
-        over.cancel()
+        ended.set()
         over.join()
         signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)
 

@@ -14,7 +14,7 @@ import torch
 
 from specbench_ss import registry
 from specbench_ss.engine.architectures import ModelInfo
-from specbench_ss.engine.decoder import Decoder, check_reference, reference_spec
+from specbench_ss.engine.decoder import check_reference, reference_spec
 from specbench_ss.engine.engines import check_engine
 from specbench_ss.engine.generate import StopParams
 from specbench_ss.engine.target import Target
@@ -27,7 +27,7 @@ from specbench_ss.models.resolve import check_model
 from specbench_ss.options import MethodSpec, encodable
 from specbench_ss.runs.config import OutputOptions, RunConfig, decoding
 from specbench_ss.runs.environment import environment
-from specbench_ss.runs.manifest import MANIFEST, check_same_config, check_same_plugins, plain, read_manifest
+from specbench_ss.runs.manifest import MANIFEST, check_same_config, check_same_plugins, read_manifest
 from specbench_ss.runs.preset import Preset
 from specbench_ss.runs.run_dir import check_out, read_run
 from specbench_ss.suite import Question, Suite, SuiteData, SuiteRequest
@@ -52,8 +52,8 @@ def conditions(target: Target, decoded: str = GREEDY) -> dict[str, Any]:
     }
 
 
-def preset_notes(config: RunConfig, target: Target, data: SuiteData, decoders: Mapping[str, Decoder]) -> Iterator[str]:
-    """Yield notes on the run's presets: at most one each on conditions, weights and questions."""
+def preset_notes(config: RunConfig, target: Target, data: SuiteData, methods: Mapping[str, Any]) -> Iterator[str]:
+    """Yield notes on the run's presets: at most one each on conditions, weights and questions. methods: by label."""
     here = conditions(target, decoding(config.as_dict() | {"stop": ()})) if config.presets else {}
     marks = {question.mark for question in data.questions}
     for preset in config.presets:
@@ -64,7 +64,7 @@ def preset_notes(config: RunConfig, target: Target, data: SuiteData, decoders: M
         differences = changed(preset.made_for, here)
         if differences:
             yield f"{name} was made for other conditions: {differences}"
-        settings = "" if differences else _settings(preset, config, decoders)
+        settings = "" if differences else _settings(preset, config, methods)
         if settings:
             yield f"{name} was made for other weights or settings of {preset.method}: {settings} differ"
         shared = len(marks.intersection(preset.prompts))
@@ -83,11 +83,11 @@ def changed(then: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     return "; ".join(f"{name.replace('_', ' ')} {old}, here {new}" for name, old, new in differences)
 
 
-def _settings(preset: Preset, config: RunConfig, decoders: Mapping[str, Decoder]) -> str:
+def _settings(preset: Preset, config: RunConfig, methods: Mapping[str, Any]) -> str:
     """Return the names of resolved settings of the preset's method that differ from the preset's."""
     for spec in config.methods:
         if spec.name == preset.method and spec.options == preset.options and preset.resolved:
-            now = plain(decoders[spec.label].metadata())
+            now = methods[spec.label]["resolved"]
             return ", ".join(name for name in now if now[name] != preset.resolved.get(name))
     return ""
 

@@ -175,7 +175,7 @@ class Worker:
         session = self._session = LocalSession(
             plan.config, loaded.target, plan.suite, plan.data, loaded.decoders, store, store, output
         )
-        for note in preset_notes(plan.config, loaded.target, plan.data, loaded.decoders):
+        for note in preset_notes(plan.config, loaded.target, plan.data, loaded.methods):
             store.keep_warning(note)
         session.notes()
         if note := session.busy():
@@ -443,7 +443,6 @@ def _without_place(entry: Any) -> Any:
 class PreparedRun(run_loop.PreparedRun):
     """A run about to start. model: the manifest's entry of the model."""
 
-    labels: tuple[str, ...]
     model: dict[str, Any]
 
 
@@ -459,11 +458,8 @@ def measure(plan: Plan, output: OutputOptions, command: Sequence[str], watch: Wa
         job = Job(replace(plan, options={}, loaded=None), out, tuple(command))
         pool = stack.enter_context(ray_pool(job, output.workers))
         begun = pool.start()
-        labels = tuple(method["label"] for method in begun.manifest["methods"])
         run_dir = stack.enter_context(RunDir.open(output, begun.manifest, data.questions))
-        events = stack.enter_context(
-            watch(PreparedRun(plan=plan, run_dir=run_dir, labels=labels, model=begun.manifest["model"]))
-        )
+        events = stack.enter_context(watch(PreparedRun(plan=plan, run_dir=run_dir, model=begun.manifest["model"])))
         run_dir.update(recording=output.recording.as_dict())
         ShardedRun(config, data, begun, run_dir, events, output, pool).run()
         return finished(run_dir, events)

@@ -7,7 +7,6 @@ comparing and writing happen between samples.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -16,7 +15,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from specbench_ss import registry
+from specbench_ss import registry, user_files
 from specbench_ss.bench import run_loop
 from specbench_ss.bench.draft_recording import PostRunPasses
 from specbench_ss.bench.preflight import Plan, check_ids, limits, preset_notes, prompt_ids
@@ -46,18 +45,18 @@ from specbench_ss.engine.generate import decode as decode_once
 from specbench_ss.engine.generate import with_nan_probe
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
-from specbench_ss.engine.timing import check_device
+from specbench_ss.engine.timing import check_device, now, unix_time
 from specbench_ss.engine.verify import Offer
-from specbench_ss.errors import UserError, error_text, failure_text
+from specbench_ss.errors import PluginError, UserError, error_text, failure_text, plugin_code, prefixed
 from specbench_ss.models.devices import unseen_gpu
 from specbench_ss.models.limits import known_limits
 from specbench_ss.models.load import load_target
-from specbench_ss.options import REFERENCE, MethodSpec
+from specbench_ss.options import REFERENCE, option_values
 from specbench_ss.results.analysis import Results, load_run
 from specbench_ss.results.quality import BIASED, bound, pool, too_coarse
 from specbench_ss.runs import output_match
 from specbench_ss.runs.config import Load, OutputOptions, RunConfig
-from specbench_ss.runs.manifest import manifest_for
+from specbench_ss.runs.manifest import SHAPE, manifest_for, method_entry, plain
 from specbench_ss.runs.output_match import check_readable
 from specbench_ss.runs.records import ConcurrencyResult, Key, OutputMatch, SampleRecord
 from specbench_ss.runs.run_dir import RunDir, RunStore
@@ -105,13 +104,14 @@ class LocalSession(Session):
         output: OutputOptions,
         decode: Decode = decode_once,
     ) -> None:
-        super().__init__(config, data, list(decoders), run_dir, events, output.goal)
+        # what the methods declared, read once: a later answer of a plugin may be another one
+        self.methods = {entry["label"]: entry for entry in run_dir.manifest["methods"]}
+        super().__init__(config, data, list(self.methods), run_dir, events, output.goal)
         self.suite = suite
         self.target, self.decoders, self.recording = target, decoders, output.recording
-        self.references = references(decoders)
-        # read once, outside of requests: an attribute of a plugin may be a call
+        self.dropped = {x: entry.get("error", "") for x, entry in self.methods.items() if x not in decoders}
         self.targets = {label: decoder.target for label, decoder in decoders.items()}
-        self.stateful = {label: bool(decoder.stateful) for label, decoder in decoders.items()}
+        self.stateful = {label: bool(entry.get("stateful")) for label, entry in self.methods.items()}
         self.answering = RequestRunner(decode, target, output.timeout, run_dir.path)
         self.limits = limits(target, config.max_new_tokens or data.max_new_tokens, config.stop)
         self._offers: dict[Key, Sequence[Offer]] = {}  # of sampled outputs that are not tested yet
@@ -123,10 +123,10 @@ class LocalSession(Session):
         return REFERENCE
 
     def lossless_reference(self, label: str) -> str:
-        return self.references[label]
+        return str(self.methods[label].get("reference", self.baseline))
 
     def lossless_methods(self, label: str) -> bool:
-        return self.decoders[label].lossless
+        return bool(self.methods[label]["lossless"])
 
     def notes(self) -> None:
         """Keep warnings on the device and on stateful methods, before all samples."""
@@ -136,6 +136,8 @@ class LocalSession(Session):
             self.run_dir.keep_warning(text)  # given when the method was loaded
         for label in (label for label, stateful in self.stateful.items() if stateful):
             self.warn_and_keep(f"{label} is stateful: its speed depends on earlier prompts")
+        for label, why in self.dropped.items():
+            self.events.on_warning(f"{label} is dropped: {why}")  # as its records do
 
     def warm_up(self) -> None:
         prompts = warmup_prompts(self.target, self.data.questions, self.config.warmup)
@@ -199,10 +201,10 @@ class LocalSession(Session):
 
         def measured() -> Generation:
             nonlocal seen, before
-            before, plain, row.started = recorded(target), eager_fallbacks(target), time.time()
+            before, plain, row.started = recorded(target), eager_fallbacks(target), unix_time()
             with gc_disabled(), peak_memory(*self.target.layer_devices) as peak, self.machine.watch() as seen:
                 done = self.answering.answer(asked, self.events.on_tokens)
-            row.ended, row.peak_memory_bytes = time.time(), peak() if plain is None else None
+            row.ended, row.peak_memory_bytes = unix_time(), peak() if plain is None else None
             done.check()
             if plain is not None:
                 found = (eager_fallbacks(target) or Counter()) - plain
@@ -249,7 +251,7 @@ class LocalSession(Session):
         self, row: SampleRecord, prompt: Sequence[int], sampling: SamplingParams, offers: Sequence[Offer]
     ) -> OutputMatch:
         """Test sampled tokens against the model of the method's reference, or its own model if it is a reference."""
-        references = {self.baseline, *map(self.lossless_reference, self.decoders)}
+        references = {self.baseline, *map(self.lossless_reference, self.methods)}
         label = row.method if row.method in references else self.lossless_reference(row.method)
         found = judge_sampled(self.decoders[label], prompt, row, sampling, offers)
         check_device(*self.target.layer_devices)
@@ -260,8 +262,8 @@ class LocalSession(Session):
 
     def without_comparison(self, sample: Sample, row: SampleRecord, reason: str) -> OutputMatch:
         """Return the verdict; check one token against the method's own next_logits."""
-        decoder = self.decoders[row.method]
-        if row.tokens and type(decoder).autoregressive and not self.config.temperature:
+        decoder = self.decoders.get(row.method)
+        if row.tokens and decoder and type(decoder).autoregressive and not self.config.temperature:
             return output_match.judge_alone(decoder, self._prompt(sample), row, reason)
         return super().without_comparison(sample, row, reason)
 
@@ -303,9 +305,9 @@ class BatchedConcurrencySweep(ConcurrencySweep[Request]):
                 gc_disabled(),
                 session.machine.watch() as seen,
             ):
-                started, began = time.time(), time.perf_counter()
+                started, began = unix_time(), now()
                 at_once.answer([_asked(one) for _, one in sent], ended)
-                done, wall_s = time.time(), time.perf_counter() - began
+                done, wall_s = unix_time(), now() - began
         except Exception as error:  # the samples are committed already
             check_device(*self.target.layer_devices)
             why = oom_message(error, self.decoders[label])
@@ -334,21 +336,16 @@ class BatchedConcurrencySweep(ConcurrencySweep[Request]):
         try:
             if answered.generation is None:
                 raise answered.error or RuntimeError("no answer")
-            row = self._taken(blank, answered.generation, answered)
+            row = replace(blank)
+            row.fill(answered.generation)
+            row.text = self.target.decode_text(answered.generation.tokens)
+            row.started, row.ended = answered.started, answered.started + answered.wall_s
+            row.prefill_s, row.wall_s = answered.first_s, answered.wall_s  # from its start, waiting for others included
+            row.decode_s = answered.wall_s - answered.first_s
             check_readable(row, ())
         except (Exception, SystemExit) as error:
             row = replace(blank, status="failed", error=oom_message(error, self.decoders[blank.method]))
             self.session.events.on_warning(f"{row.method} failed on {row.question_id}: {row.error}")
-        return row
-
-    def _taken(self, blank: SampleRecord, generation: Generation, answered: RequestOutput) -> SampleRecord:
-        """Return a record with the output. Its times count from its start, waiting for other requests included."""
-        row = replace(blank)
-        row.fill(generation)
-        row.text = self.target.decode_text(generation.tokens)
-        row.started, row.ended = answered.started, answered.started + answered.wall_s
-        row.prefill_s, row.wall_s = answered.first_s, answered.wall_s
-        row.decode_s = answered.wall_s - answered.first_s
         return row
 
     def _compare(self, label: str, concurrency: int, good: list[SampleRecord]) -> None:
@@ -365,7 +362,7 @@ class BatchedConcurrencySweep(ConcurrencySweep[Request]):
 
     def _test(self, label: str, concurrency: int, good: list[tuple[SampleRecord, Request, RequestOutput]]) -> None:
         """Warn of biased sampled outputs of a lossless method."""
-        if self.session.config.temperature == 0 or not self.decoders[label].lossless:
+        if self.session.config.temperature == 0 or not self.session.lossless_methods(label):
             return
         verdicts = [
             self.session.tested(row, asked.prompt, asked.sampling, done.generation.offers).sampled
@@ -387,10 +384,9 @@ def _asked(request: Request, most: int | None = None) -> BatchRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRun(run_loop.PreparedRun):
-    """A run about to start. labels: of its methods, in order."""
+    """A run about to start."""
 
     target: Target
-    labels: tuple[str, ...]
 
 
 def measure(plan: Plan, output: OutputOptions, command: Sequence[str], watch: Watch = unwatched) -> Results:
@@ -409,10 +405,10 @@ def _measure(plan: Plan, output: OutputOptions, command: Sequence[str], watch: W
     target, decoders = loaded.target, loaded.decoders
     if config.concurrency:
         _check_batches(decoders)
-    notes = tuple(preset_notes(config, target, data, decoders))
+    notes = tuple(preset_notes(config, target, data, loaded.methods))
     with (
         RunDir.open(output, loaded.manifest(plan, command), data.questions) as run_dir,
-        watch(PreparedRun(plan=plan, run_dir=run_dir, notes=notes, target=target, labels=tuple(decoders))) as events,
+        watch(PreparedRun(plan=plan, run_dir=run_dir, notes=notes, target=target)) as events,
     ):
         run_dir.update(recording=output.recording.as_dict())
         try:
@@ -427,25 +423,29 @@ def _measure(plan: Plan, output: OutputOptions, command: Sequence[str], watch: W
 def _check_batches(decoders: Mapping[str, Decoder]) -> None:
     """Raise UserError if a method does not support several requests at a time."""
     for label, decoder in decoders.items():
-        try:
+        with prefixed(f"--batch-size: {label}"):
             check_together(decoder)
-        except UserError as error:
-            raise UserError(f"--batch-size: {label}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model and its methods by label. before: the model's own logits, before any method was loaded."""
+    """A model and its methods by label. before: the model's own logits, before any method was loaded.
+
+    methods: entries of the manifest; one with an `error` has no decoder. shapes: of models and drafters, for costs.
+    """
 
     target: Target
     decoders: dict[str, Decoder]
     before: Tensor
+    methods: dict[str, dict[str, Any]]
+    shapes: dict[str, dict[str, Any]]
 
     def manifest(self, plan: Plan, command: Sequence[str]) -> dict[str, Any]:
         """Return the manifest of the run."""
-        made = manifest_for(plan.config, self.target, plan.data, self.decoders, command)
+        made = manifest_for(plan.config, self.target, plan.data, self.methods, command)
         made["model"]["dtype_choice"] = plan.dtype_choice
-        return made | {"machine": machine_of(self.target, self.decoders)}
+        limits = known_limits(self.target.device)
+        return made | {"machine": {"limits": limits and limits.as_dict(), "shapes": self.shapes}}
 
     def changed(self) -> str:
         """Return the change of the model's logits as text, since it may be NaN; '' for no change."""
@@ -454,31 +454,41 @@ class Loaded:
 
 
 def load(plan: Plan) -> Loaded:
-    """Load the model and every method of a checked plan. Raises UserError as the loaders do."""
+    """Load the model and every method of a checked plan, and read what the methods declare.
+
+    A method whose code fails is left out. Raises UserError as the loaders do, if loading a method changed the model,
+    and if only references are left.
+    """
     target = plan.loaded or _load(plan)
-    before = own_logits(target)
-    return Loaded(target, {spec.label: _loaded(spec, target, before) for spec in plan.config.methods}, before)
+    made = Loaded(target, {}, own_logits(target), {}, {})
+    for spec in plan.config.methods:
+        label = spec.label
+        try:
+            decoder = registry.load_method(spec, target)
+            with plugin_code(f"method {label!r} declares what cannot be stored"):
+                made.methods[label], made.shapes[label] = method_entry(label, decoder), _shape(decoder)
+            made.decoders[label] = decoder
+        except PluginError as error:
+            kind, own = registry.method_class(spec.name), plain(option_values(registry.method_options(spec)))
+            about = {"summary": kind.summary, "paper": kind.paper, "lossless": kind.lossless, "error": str(error)}
+            made.methods[label] = {"label": label, "name": spec.name, "options": own, "resolved": {}} | about
+        check_unchanged(target, made.before, label)
+    failed = [label for label in made.methods if label not in made.decoders]
+    baselines = {label: made.methods[label]["reference"] for label in made.decoders}
+    if failed and (
+        made.decoders.keys() <= {REFERENCE, *baselines.values()} or {*failed}.intersection(baselines.values())
+    ):
+        raise UserError(made.methods[failed[0]]["error"])
+    references(made.decoders, baselines)
+    return made
 
 
-def _loaded(spec: MethodSpec, target: Target, before: Tensor) -> Decoder:
-    """Return the loaded method. before: the target's own logits. Raises UserError if loading changed them."""
-    decoder = registry.load_method(spec, target)
-    check_unchanged(target, before, spec.label)
-    return decoder
-
-
-def machine_of(target: Target, decoders: Mapping[str, Decoder]) -> dict[str, Any]:
-    """Return the shapes of each method's model and drafter and the device's limits, for cost counts."""
-    limits = known_limits(target.device)
-    shapes = {
-        label: {
-            **model_shape(decoder.target),
-            "drafter": drafter_shape(decoder.drafter_weights(), decoder.target),
-            "extra_work": decoder.extra_work().as_dict(),
-        }
-        for label, decoder in decoders.items()
-    }
-    return {"limits": None if limits is None else limits.as_dict(), "shapes": shapes}
+def _shape(decoder: Decoder) -> dict[str, Any]:
+    """Return the shapes of a method's model and drafter. Raises ValueError if they cannot be read again."""
+    drafter, extra = drafter_shape(decoder.drafter_weights(), decoder.target), decoder.extra_work().as_dict()
+    shape = plain({**model_shape(decoder.target), "drafter": drafter, "extra_work": extra})
+    user_files.convert(shape, SHAPE)
+    return dict(shape)
 
 
 def finished(run_dir: RunDir, events: RunCallbacks) -> Results:

@@ -20,7 +20,7 @@ from specbench_ss.engine.decoder import Decoder, Generation, drop_caches
 from specbench_ss.engine.generate import StopParams, probe_drafts
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
-from specbench_ss.errors import UserError, error_text
+from specbench_ss.errors import UserError, error_text, place_of
 from specbench_ss.time_limit import TimeIsOver, time_limit
 
 P = TypeVar("P")
@@ -246,3 +246,7 @@ class RequestRunner:
         except TimeIsOver:
             self.target.drop_cache()  # it may have been left half-written
             raise TimeoutError(over) from None
+        except (Exception, SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # of a class of the plugin's own
+            raise RuntimeError(f"it raised {error_text(error)}{place_of(error)}") from error

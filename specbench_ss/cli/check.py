@@ -83,8 +83,6 @@ def _passes(spec: MethodSpec, reference: bool, thorough: bool, alone: bool, time
         return False
     shapes = ", ".join(dict.fromkeys(subject.shape for subject in kit.subjects))
     print(f"{spec.label}, test instances: {shapes}")
-    for where, why in kit.left_out.items():
-        print(f"  skipped  {where}: {why}")
     seconds, failed = 0.0, dict[str, list[Result]]()  # by the error
     for result in kit.results():
         seconds += result.seconds
@@ -94,6 +92,8 @@ def _passes(spec: MethodSpec, reference: bool, thorough: bool, alone: bool, time
             failed.setdefault(result.failure.problem, []).append(result)
     for problem, results in failed.items():
         print(_failure(problem, results))
+    for where, why in kit.left_out.items():
+        print(f"  skipped  {where}: {why}")
     print(f"  {_effort(kit)}, {seconds:.1f} s")
     return not failed
 

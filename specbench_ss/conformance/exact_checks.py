@@ -473,8 +473,9 @@ def unlisted(decoder: Decoder) -> str:
     return ""
 
 
-WORDS, CONTEXT = 2600, 448  # of the model; the tokenizer has no more texts than some 2,700
-PROMPT, ANSWER, AGAIN, OWN = 200, 200, 80, 44  # tokens: of prompt and answer; when asked again; accepted by itself
+WORDS, CONTEXT = 10_000, 512  # of the model
+PROMPT = random.SystemRandom().randint(201, 260)  # tokens, drawn: a method must be right at every length
+ANSWER, AGAIN, OWN = 200, 80, 44  # tokens: of the answer; when asked again; accepted by itself
 LOOKED_AT = 6  # steps whose logits are compared
 
 

@@ -232,6 +232,7 @@ class Subject:
         self.answers = self.steps = self.longest = 0
         self.untested = dict[str, None]()  # of the check that is tested: cases and positions that it could not test
         self._traces: dict[tuple[Case, StopParams], Trace] = {}
+        self.restart_time: Callable[[], None] = lambda: None  # called when a request begins, since its time is limited
 
     def __str__(self) -> str:
         target = self.target
@@ -269,6 +270,7 @@ class Subject:
     @torch.inference_mode()
     def answer(self, watched: Watched, prompt: Sequence[int], limits: StopParams, sampling: SamplingParams) -> Trace:
         """Answer one prompt by the loop that every run uses. Raises Unanswered from whatever error ends it."""
+        self.restart_time()
         cache = watched_cache(watched, min(watched.target.context_length, len(prompt) + limits.max_new_tokens))
         try:
             generation = DecodeSession(watched, prompt, limits, sampling, cache).run()
@@ -384,18 +386,21 @@ class CheckFailed(AssertionError):  # noqa: N818
         )
 
 
+STUCK = "no end within"
+
+
 def first_failure(check: Check, subject: Subject, timeout: float | None = None) -> CheckFailed | None:
     """Try every case of a check. Return the first failure, or None if all pass.
 
-    timeout: seconds after which a trial that has not ended fails.
+    timeout: seconds of one request, after which the trial fails.
     Raises Untested if there were cases, and nothing to test in any of those that suffice.
     """
     sufficient = False
-    over = f"no end within {timeout:g} s" if timeout is not None else ""
+    over = f"{STUCK} {timeout:g} s" if timeout is not None else ""
     stuck = f"check {check.name!r}, {subject}: {over}, and it cannot be interrupted"
     for case in check.cases(subject):
         try:
-            with time_limit(timeout, lambda: stuck):
+            with time_limit(timeout, lambda: stuck) as subject.restart_time:
                 problem = attempt(check, subject, case)
         except TimeIsOver as error:
             return CheckFailed(check, subject, case, f"{over}{place_of(error, of_any=True)}")

@@ -16,11 +16,11 @@ from typing import cast
 import torch
 
 from specbench_ss.conformance.exact_checks import CONTEXT, EXACT_CHECKS, WORDS
-from specbench_ss.conformance.harness import Check, CheckFailed, Subject, TinyModel, Untested, first_failure
+from specbench_ss.conformance.harness import STUCK, Check, CheckFailed, Subject, TinyModel, Untested, first_failure
 from specbench_ss.conformance.sampling_checks import SAMPLING_CHECKS
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.target import Target
-from specbench_ss.errors import UserError, first_line, known_words
+from specbench_ss.errors import UserError, known_words, plugin_code
 from specbench_ss.models.tiny import ARCHITECTURES, WHOLE, tiny_target
 
 ORDER = (  # as they are best read: what breaks an early one often breaks later ones too
@@ -66,7 +66,7 @@ class Result:
 
 
 class CheckRunner:
-    """Tests one method. left_out: {shape or model: why it cannot be tried}. timeout: seconds that a trial may take.
+    """Tests one method. left_out: {shape or model: why it cannot be tried}. timeout: seconds of one request.
 
     Raises UserError where the method has no shape for any of the small models, and for an unknown architecture.
     """
@@ -101,12 +101,11 @@ class CheckRunner:
     def _subjects(self, place: TinyModel) -> list[Subject]:
         found = list[Subject]()
         try:
-            shapes = shapes_of(self.factory, place.target)
+            with plugin_code("it has no test instance for a tiny model"):
+                shapes = dict(shapes_of(self.factory, place.target))
         except UserError as error:
             self.left_out[place.target.name] = str(error)
             return found
-        except (Exception, SystemExit) as error:
-            raise UserError(f"it has no test instance for a tiny model: {first_line(error)}") from error
         for number, (shape, make) in enumerate(shapes.items()):
             subject = Subject(shape, place, make, self.own_model, number, self.thorough or number == 0)
             try:
@@ -136,13 +135,22 @@ class CheckRunner:
         return [*self.small, *self.large, *self.__dict__.get("long", ())]
 
     def results(self, wanted: Sequence[Check] = CHECKS) -> Iterator[Result]:
-        """Yield the result of one check after the other. A check ends at the first shape that breaks it."""
+        """Yield the result of one check after the other. A check ends at the first shape that breaks it.
+
+        Two checks that reach the time limit at the same place are the last: the others would wait there as well.
+        """
+        problems = set[str]()
         for check in wanted:
             if not isinstance(check, Check):
                 raise UserError(f"checks= is a list of parts of specbench_ss.conformance.CHECKS, not {wanted!r}")
             with one_thread():
                 found = self._result(check)
             yield found
+            problem = found.failure.problem if found.failure else ""
+            if problem in problems and problem.startswith(STUCK):
+                self.left_out["other checks"] = f"two had {problem}"
+                return
+            problems.add(problem)
 
     def _result(self, check: Check) -> Result:
         began = time.perf_counter()
@@ -217,7 +225,7 @@ def check_decoder(
     factory: a Decoder class, all of whose `test_instances(target)` are tested, or a function from a target to a decoder
     (or to shapes by label, as `test_instances` returns them). own_model: test a method that is not lossless against its
     own `next_logits`, as a method should be that others are compared with. thorough: try every shape on every
-    architecture. timeout: seconds after which a trial that has not ended fails; in the main thread alone. all: try
+    architecture. timeout: seconds of one request, after which a trial fails; in the main thread alone. all: try
     every check whatever the result of those before it, instead of raising CheckFailed.
 
     Returns the result of each check. Warns of checks that had nothing to test. Raises CheckFailed for the first check

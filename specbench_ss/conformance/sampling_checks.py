@@ -11,6 +11,7 @@ likely, and is called many times for each verified draft, with another seed each
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -101,10 +102,10 @@ class Impossible(Exception):  # noqa: N818
     """Raised for a token that its distribution never gives."""
 
 
-# one of each filter and rule, and temperatures on both sides of those that people use
+# one of each filter and rule, temperatures on both sides of those that people use, and one that no method can expect
 SAMPLINGS = (
     SamplingParams(1.0), SamplingParams(0.3), SamplingParams(0.7, top_p=0.95), SamplingParams(1.3, top_k=3),
-    SamplingParams(1.0, verification=BLOCK),
+    SamplingParams(1.0, verification=BLOCK), SamplingParams(round(random.SystemRandom().uniform(0.4, 1.6), 2)),
 )  # fmt: skip
 # p-values below which a test is repeated with other seeds, and below which it then fails: chance does both
 # in less than one of 10**8 cases, and the kit has some thousands for all registered methods

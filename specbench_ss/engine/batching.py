@@ -9,7 +9,6 @@ shared as the target's are; heads and other work of a method run per request.
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from specbench_ss.engine.generate import DecodeSession, StopParams, check_prompt
 from specbench_ss.engine.kv_cache import BatchedKVCache, Cache, RaggedTensor
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
+from specbench_ss.engine.timing import now, unix_time
 from specbench_ss.errors import UserError
 
 Job = Callable[[], Any]
@@ -246,7 +246,7 @@ class _BatchedSession(DecodeSession):
 
     def prefill(self) -> tuple[DecodeState, float]:
         result = super().prefill()
-        self.first_at = time.perf_counter()
+        self.first_at = now()
         return result
 
     def step(self, state: DecodeState) -> Step:
@@ -278,16 +278,16 @@ class BatchEngine:
                 on_output(index, output)
 
     def _run_request(self, request: BatchRequest) -> RequestOutput:
-        slot, started, began = self.free.pop(), time.time(), time.perf_counter()
+        slot, started, began = self.free.pop(), unix_time(), now()
         try:
             session = self._session(slot, request)
             generation = session.run()
             generation.check()
         except (Exception, SystemExit) as error:  # reported as for a single sample
-            return RequestOutput(None, error, started, 0.0, time.perf_counter() - began)
+            return RequestOutput(None, error, started, 0.0, now() - began)
         finally:
             self.free.append(slot)
-        return RequestOutput(generation, None, started, session.first_at - began, time.perf_counter() - began)
+        return RequestOutput(generation, None, started, session.first_at - began, now() - began)
 
     def _session(self, slot: int, request: BatchRequest) -> _BatchedSession:
         decoder, cache = self.decoders[slot], self.caches[slot]

@@ -325,40 +325,22 @@ class Decoder(ABC):
         """Update the method's state after a commit: state.ids, .root, .hidden_states and .cache are the new ones."""
 
 
+FORWARDED = ("max_tokens_per_step", "prefill", "on_prefill", "forward", "accept", "update")
+
+
 class DecoderWrapper(Decoder):
     """Forward every call of the loop to `inner`; a subclass overrides the calls that it observes."""
 
     def __init__(self, inner: Decoder) -> None:
         super().__init__(inner.target, inner.options)
         self.inner, self.aux_hidden_state_layers = inner, inner.aux_hidden_state_layers
-
-    def max_tokens_per_step(self) -> int | None:
-        """Forward to `inner`."""
-        return self.inner.max_tokens_per_step()
-
-    def prefill(self, state: DecodeState, ids: Tensor) -> Output:
-        """Forward to `inner`."""
-        return self.inner.prefill(state, ids)
-
-    def on_prefill(self, state: DecodeState) -> None:
-        """Forward to `inner`."""
-        self.inner.on_prefill(state)
+        for name in FORWARDED:
+            if getattr(type(self), name) is getattr(Decoder, name):
+                setattr(self, name, getattr(inner, name))
 
     def propose(self, state: DecodeState) -> DraftTree:
         """Forward to `inner`."""
         return self.inner.propose(state)
-
-    def forward(self, state: DecodeState, tree: DraftTree) -> Output:
-        """Forward to `inner`."""
-        return self.inner.forward(state, tree)
-
-    def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
-        """Forward to `inner`."""
-        return self.inner.accept(state, tree, output)
-
-    def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:
-        """Forward to `inner`."""
-        self.inner.update(state, result, output)
 
 
 def models_of(decoders: Iterable[Decoder]) -> list[Target]:
@@ -422,17 +404,18 @@ def check_reference(method: type[Decoder], reference: type[Decoder]) -> None:
 def reference_spec(method: type[Decoder] | Decoder, options: Any) -> MethodSpec:
     """Return the result of `baseline_for`. Raises UserError unless it is a MethodSpec."""
     spec = method.baseline_for(options)
-    if not isinstance(spec, MethodSpec):
+    if type(spec) is not MethodSpec or type(spec.name) is not str:
         raise UserError(f"method {method.name!r}: baseline_for returns {spec!r}; return MethodSpec(name)")
     return spec
 
 
-def references(decoders: Mapping[str, Decoder]) -> dict[str, str]:
-    """Return the label of each method's reference, by label.
+def references(decoders: Mapping[str, Decoder], baselines: Mapping[str, str] | None = None) -> Mapping[str, str]:
+    """Return the label of each method's reference, by label. baselines: the same, if it is read already.
 
     Raises UserError if a reference is not among the methods or fails `check_reference`.
     """
-    baselines = {label: reference_spec(decoder, decoder.options).label for label, decoder in decoders.items()}
+    if baselines is None:
+        baselines = {label: reference_spec(decoder, decoder.options).label for label, decoder in decoders.items()}
     for label in (REFERENCE, *baselines.values()):
         if label not in decoders:
             raise UserError(f"the reference method {label!r} must be among the methods")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import index
 from typing import cast
 
 import torch
@@ -28,7 +29,7 @@ from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.timing import Clock, now
-from specbench_ss.engine.tree import DraftTree, indices
+from specbench_ss.engine.tree import DeviceTopology, DraftTree, TreeTopology, indices
 from specbench_ss.engine.verify import Candidates, VerifyResult, candidates, offers, verify
 from specbench_ss.errors import UserError
 
@@ -76,7 +77,7 @@ class StopChecker:
 
 
 class DecodeSession:
-    """One request in the decoding loop.
+    """One request in the decoding loop. What a method returns is read once: later it may answer otherwise.
 
     began: `timing.now` at creation; the time since then counts as prefill. None: prefill time only.
     """
@@ -96,11 +97,13 @@ class DecodeSession:
         self.rng = torch.Generator(target.device).manual_seed(sampling.seed)
         self.clock = Clock(*target.layer_devices)
         self.prompt, self.began = list(prompt), began
-        self.context = torch.empty(0)  # int64 [S] on the device, prompt and output, for logits processors
+        self.ids = self.prompt  # with the output; `state.ids`, which a method may replace, is never read
+        self.context = torch.empty(0)  # int64 [S] on the device, the same tokens, for logits processors
         self.finish: Finish | None = None
         self.tokens_past_stop = 0
         self.candidates: list[Candidates] = []  # of every kept token, at a temperature above 0
-        self.rows = decoder.max_tokens_per_step()
+        rows = decoder.max_tokens_per_step()
+        self.rows = None if rows is None else index(rows)
         self.one_token = type(decoder).autoregressive
         self.max_logits: list[tuple[Tensor, list[int]]] = []  # of every step, for `check_logits`
 
@@ -113,7 +116,7 @@ class DecodeSession:
             if on_step is not None:
                 on_step(steps[-1].tokens)
         check_logits(self.max_logits, self.target.dtype)
-        answer, prompt_tokens = state.ids[len(self.prompt) :], len(self.prompt)
+        answer, prompt_tokens = [*map(index, self.ids[len(self.prompt) :])], len(self.prompt)
         self._check_token_ids(f"{self.decoder.name} answered with", answer)
         counts = (self.tokens_past_stop, state.num_draft_forwards)
         return Generation(answer, prompt_tokens, self.finish, prefill_s, 1, steps, *counts, offers(self.candidates))
@@ -123,14 +126,15 @@ class DecodeSession:
         self.clock.start()
         before = 0.0 if self.began is None else self.clock.started - self.began
         self._set_cache_limit(len(self.prompt))
-        state = DecodeState(self.prompt, len(self.prompt), torch.empty(0), self.cache, self.sampling, rng=self.rng)
+        state = DecodeState([*self.prompt], len(self.prompt), torch.empty(0), self.cache, self.sampling, rng=self.rng)
         ids = torch.tensor([self.prompt], device=self.target.device)
         output, root = self.decoder.prefill(state, ids), DraftTree.root_only(ids[0, -1:])
         self.context = ids[0]
         self._process_logits(output, root, 0)
-        first = verify(output.logits[0], root, self.sampling, self.rng)
+        first = self._read_result(verify(output.logits[0], root, self.sampling, self.rng), 1, 1)
         self._record_max_logits(first, output)
-        state.ids, state.root = [*self.prompt, *first.tokens], first.next_token
+        state.ids = self.ids = [*self.prompt, *first.tokens]
+        state.root = first.next_token
         self._extend_context(first.tokens)
         state.hidden_states = {layer: t[:, -1:] for layer, t in output.hidden_states.items()}
         self.decoder.on_prefill(state)
@@ -141,40 +145,37 @@ class DecodeSession:
 
     def step(self, state: DecodeState) -> Step:
         """Run one step: draft, verify, accept."""
-        clock = self.clock
+        clock, position = self.clock, len(self.ids) - 1
         clock.start()
-        self._set_cache_limit(state.position)
-        tree = self._within_context(self.propose(state), state)
+        self._set_cache_limit(position)
+        tree = self._within_context(self.propose(state), position)
+        drafted = replace(tree)  # what is counted, whatever the method makes of its tree
         clock.mark()
         output = self._forward(state, tree)
         clock.mark()
-        verified = output.tree or tree
-        self._process_logits(output, verified, len(state.ids) - state.prompt_tokens)
-        result = self.decoder.accept(state, verified, output)
-        self._check_result(len(tree), result, state.ids[-1])
+        verified = drafted if output.tree is None else replace(_checked_tree("forward", output.tree))
+        self._process_logits(output, verified, len(self.ids) - len(self.prompt))
+        given = self.decoder.accept(state, output.tree or tree, output)
+        result = self._read_result(given, len(drafted), len(verified))
         self._record_max_logits(result, output)
-        new, self.finish = self.stop_checker.cut(state.ids[state.prompt_tokens :], result.tokens)
+        new, self.finish = self.stop_checker.cut(self.ids[len(self.prompt) :], result.tokens)
         self._commit(state, result, output, new)
         clock.mark()
         if self.finish is None:
-            self._set_cache_limit(state.position)
-            self.decoder.update(state, result, output)
+            self._set_cache_limit(len(self.ids) - 1)
+            self.decoder.update(state, given, output)
         clock.mark()
         total, (draft, forward, accept, update) = clock.stop()
         parts = (draft + update, forward, accept)
         host = max(0.0, total - sum(parts))
         if not self.sampling.greedy:
-            self.candidates.append(candidates(verified, result.path[:new], state.sampling))
-        return Step(len(tree) - 1, len(verified) - 1, tree.topology.depth, result.accepted, new, *parts, host, total)
+            self.candidates.append(candidates(verified, result.path[:new], self.sampling))
+        counts = (len(drafted) - 1, len(verified) - 1, drafted.topology.depth, result.accepted, new)
+        return Step(*counts, *parts, host, total)
 
     def propose(self, state: DecodeState) -> DraftTree:
         """Return the method's draft. Raises TypeError unless it is a DraftTree with tokens [n]."""
-        tree = self.decoder.propose(state)
-        if not isinstance(tree, DraftTree):
-            raise TypeError(f"propose returned {_type_name(tree)}, not a DraftTree")
-        if not (isinstance(tree.tokens, torch.Tensor) and tree.tokens.shape == (len(tree),)):
-            raise TypeError(f"propose returned a DraftTree of {len(tree)} nodes with tokens {_type_name(tree.tokens)}")
-        return tree
+        return _checked_tree("propose", self.decoder.propose(state))
 
     def _forward(self, state: DecodeState, tree: DraftTree) -> Output:
         """Run the method's pass over the draft. Raises ValueError for token ids outside the vocabulary.
@@ -206,20 +207,25 @@ class DecodeSession:
         if unknown is not None:
             raise ValueError(f"{prefix} token {unknown}, the model has {vocab_size:,} tokens")
 
-    def _check_result(self, nodes: int, result: VerifyResult, root: int) -> None:
-        """Raise an error if a step keeps no token, has another root, or drafts though it is autoregressive."""
-        name = self.decoder.name
-        if not isinstance(result, VerifyResult) or result.path[:1] != [0]:
-            raise TypeError(
-                f"{name}: accept returned {_type_name(result)}; return a VerifyResult whose path begins with node 0"
+    def _read_result(self, given: VerifyResult, drafted: int, verified: int) -> VerifyResult:
+        """Return a copy of what `accept` returned. Raises an error unless it is a result for so many nodes."""
+        if type(given) is not VerifyResult:
+            raise TypeError(f"{self.decoder.name}: accept returned {_type_name(given)}, not a VerifyResult")
+        path, tokens, token = [*map(index, given.path)], [*map(index, given.tokens)], given.next_token  # of exact type
+        name = f"{self.decoder.name}: accept returned"
+        if path[:1] != [0] or not 0 <= min(path) <= max(path) < verified:
+            raise ValueError(f"{name} the path {path}; it begins with node 0, and the tree has {verified} nodes")
+        if not tokens:
+            raise ValueError(f"{name} no token; return the accepted ones and the next one")
+        if type(token) is not Tensor or token.shape != (1,):
+            raise TypeError(f"{name} next_token {_type_name(token)}; return a tensor [1], the last of `tokens`")
+        if self.one_token and max(drafted, len(tokens)) > 1:
+            raise ValueError(
+                f"{self.decoder.name} sets autoregressive and drafts tokens; draft nothing, or do not set it"
             )
-        n_tokens = len(result.tokens)
-        if not n_tokens:
-            raise ValueError(f"{name}: accept returned no token; return the accepted ones and the next one")
-        if self.one_token and max(nodes, n_tokens) > 1:
-            raise ValueError(f"{name} sets autoregressive and drafts tokens; draft nothing, or do not set it")
-        if result.root not in (None, root):
-            raise ValueError(f"propose returned a tree under token {result.root}, not state.root, {root}")
+        if given.root not in (None, self.ids[-1]):
+            raise ValueError(f"propose returned a tree under token {given.root}, not state.root, {self.ids[-1]}")
+        return VerifyResult(path, tokens, token, None, given.max_logits, given.checked)
 
     def _record_max_logits(self, result: VerifyResult, output: Output) -> None:
         """Store each node's largest logit for the check in `run`, without a synchronisation.
@@ -234,20 +240,20 @@ class DecodeSession:
         """Limit the KV cache to the decided tokens plus the method's max_tokens_per_step."""
         self.cache.set_limit(None if self.rows is None else decided + self.rows)
 
-    def _within_context(self, tree: DraftTree, state: DecodeState) -> DraftTree:
-        """Return the tree without nodes beyond the context length."""
-        room = self.target.context_length - 1 - state.position
+    def _within_context(self, tree: DraftTree, position: int) -> DraftTree:
+        """Return the tree without nodes beyond the context length. position: of the root."""
+        room = self.target.context_length - 1 - position
         if tree.topology.deepest <= room:
             return tree
         return tree.subtree([i for i, d in enumerate(tree.topology.depths) if d <= room])
 
     def _commit(self, state: DecodeState, result: VerifyResult, output: Output, n_tokens: int) -> None:
         """Commit tokens, root, hidden states and KV cache of the accepted path."""
-        path, start = result.path, state.position
+        path, start = result.path, len(self.ids) - 1
         ranges = output.rows or [(0, self.target.n_layers, range(len(output.logits[0])))]
         for lo, hi, offsets in ranges:
             self.cache.compact(start, gather_offsets(offsets, path), lo, hi)
-        state.ids = state.ids + result.tokens[:n_tokens]
+        state.ids = self.ids = self.ids + result.tokens[:n_tokens]
         self._extend_context(result.tokens)
         state.root = result.next_token
         node = path[-1]
@@ -272,6 +278,15 @@ def gather_offsets(offsets: Sequence[int] | Tensor, path: list[int]) -> Sequence
         return [offsets[i] for i in path]
     selected = offsets[indices(path, offsets.device)]
     return cast("list[int]", selected.tolist()) if selected.device.type == "cpu" else selected
+
+
+def _checked_tree(hook: str, tree: object) -> DraftTree:
+    """Return the tree that a method's hook returned. Raises TypeError unless it is a DraftTree with tokens [n]."""
+    if type(tree) is not DraftTree or type(tree.topology) not in (TreeTopology, DeviceTopology):
+        raise TypeError(f"{hook} returned {_type_name(tree)}, not a DraftTree")
+    if type(tree.tokens) is not Tensor or tree.tokens.shape != (len(tree),):
+        raise TypeError(f"{hook} returned a DraftTree of {len(tree)} nodes with tokens {_type_name(tree.tokens)}")
+    return tree
 
 
 def _type_name(value: object) -> str:
@@ -339,6 +354,7 @@ def decode(
         except BaseException:
             drop_caches(decoder)  # CUDA graphs read padded keys, which must not hold NaN
             raise
+        cache.zero_()  # the next request's method could read this one's tokens behind its own rows
     generation.check()
     return generation
 

@@ -24,6 +24,7 @@ class TreeTopology:
     depths: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "parents", tuple(map(index, self.parents)))
         if not self.parents or self.parents[0] != -1:
             raise ValueError("node 0 must be the root, with parent -1")
         depths = [0]

@@ -19,6 +19,7 @@ ARCHITECTURES = ("llama", "mistral", "mistral-window", "qwen2", "qwen3", "phi3",
 WHOLE = ("gemma3_text", "gpt2")  # models without layer access
 SPECIAL = ("<pad>", "<s>", "</s>")  # ids 0, 1, 2
 CONTEXT = 128
+LETTERS = string.ascii_letters + "".join(map(chr, range(0xC0, 0x100)))  # enough for pairs of 10,000 tokens
 
 
 def tiny_model(
@@ -71,7 +72,7 @@ def tiny_model(
 def tiny_tokenizer(words: int) -> Any:
     """Return a byte-pair tokenizer with this many tokens: three special ones, letters, and pairs of letters."""
     n_text = words - len(SPECIAL)
-    letters = list(string.ascii_letters[: n_text - n_text // 4])
+    letters = list(LETTERS[: n_text - n_text // 4])
     pairs = [(a, b) for a in letters for b in letters if a != b][: n_text - len(letters)]
     texts = [*SPECIAL, *letters, *(a + b for a, b in pairs)]
     bpe = Tokenizer(BPE(vocab={text: i for i, text in enumerate(texts)}, merges=pairs))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.stats import mannwhitneyu
 
 from specbench_ss.engine.numerics import arithmetic
 from specbench_ss.results.text import percent
@@ -91,6 +92,26 @@ def cross_request_memory(run: Run, label: str) -> list[str]:
         f"invalid: the steps of {len(differ)} of {len(several)} prompts differ between repeats with the same output "
         f"(first {row.question_id} turn {row.turn + 1}): the method remembers earlier outputs; set stateful = True"
     ]
+
+
+BY_CHANCE = 1e-4  # p-value of `order_memory`, which takes 20 prompts or more
+
+
+def order_memory(run: Run, label: str) -> list[str]:
+    """Report a method with a higher τ on prompts that the baseline has answered before it: their order is random.
+
+    Repeats are left out: `cross_request_memory` compares them with each other.
+    """
+    taus: tuple[list[float], list[float]] = [], []
+    place = {(row.question_id, row.turn): row.position for row in run.of(run.baseline) if row.ok and not row.repeat}
+    for row in run.of(label):
+        if row.ok and row.steps and not row.repeat and (key := (row.question_id, row.turn)) in place:
+            taus[place[key] < row.position].append(((row.tokens or 0) - (row.prefill_tokens or 0)) / row.steps)
+    if not all(taus) or mannwhitneyu(*taus, alternative="less", method="asymptotic").pvalue > BY_CHANCE:
+        return []
+    others, after = (f"{np.mean(side):.2f}" for side in taus)
+    where = f"τ is {after} on prompts that {run.baseline} answered before it and {others} on others"
+    return [f"invalid: {where}: the method uses the outputs of {run.baseline}"]
 
 
 def comparable(run: Run, label: str) -> list[list[SampleRecord]]:
@@ -181,7 +202,7 @@ def invalid_reasons(run: Run, label: str) -> list[str]:
         wrong = sum(one.verdict == "mismatch" for one in run.output_match if one.method == reference)
         text = f"invalid: {wrong} outputs of its reference {reference} are not those of its own model"
         found += [text] if wrong else []
-    return [*found, *cross_request_memory(run, label)]
+    return [*found, *cross_request_memory(run, label), *order_memory(run, label)]
 
 
 def speedup_within_bound(excess: Interval | None) -> bool | None:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from specbench_ss import user_files
-from specbench_ss.engine.decoder import Decoder, references
+from specbench_ss.engine.decoder import Decoder, reference_spec
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.timing import cuda_settings
 from specbench_ss.errors import UserError
@@ -95,7 +95,9 @@ METHOD = _struct_type(
         "training_info": TrainingInfo | None,
         "advised": JsonObject,
         "measured": JsonObject,
+        "stateful": bool,
         "reference": str,
+        "error": str,  # why the method is not part of the run
         "served": _struct_type({}, {"software": str | None, "tokens": str | None, "acceptance": str | None}),
     },
 )
@@ -267,6 +269,8 @@ def same_run(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
             f"--resume: the run in {path} has engine {stored_engine}, this session {engine}; "
             f"use --engine {stored_engine}"
         )
+    both = zip(stored["methods"], wanted["methods"], strict=False)
+    stored["methods"] = [new if "error" in old else old for old, new in both]  # one that did not load may load now
     _raise_differences(path, list(_differing_methods(stored, wanted)))
     return {**stored, "sessions": [*stored.get("sessions", []), *wanted.get("sessions", [])]}
 
@@ -291,7 +295,7 @@ def _differing_methods(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> 
     if list(old) != list(new):
         yield "methods", ", ".join(old), ", ".join(new)
         return
-    for label in old:
+    for label in (label for label in old if old[label] and new[label]):  # one that did not load has none
         for key in old[label] | new[label]:
             a, b = old[label].get(key, "nothing"), new[label].get(key, "nothing")
             if a != b:
@@ -308,12 +312,9 @@ def _text(value: Any) -> str:
 
 
 def manifest_for(
-    config: RunConfig, target: Target, data: SuiteData, decoders: Mapping[str, Decoder], command: Sequence[str]
+    config: RunConfig, target: Target, data: SuiteData, methods: Mapping[str, Any], command: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the manifest of a run that is about to start, as JSON-ready data.
-
-    Raises UserError for an invalid reference (`references`).
-    """
+    """Return the manifest of a run that is about to start, JSON-ready. methods: entries or decoders, by label."""
     model = {
         "name": target.name,
         "hash": target.weights_hash,
@@ -342,9 +343,8 @@ def manifest_for(
         ),
         "origin": getattr(target, "origin", {}),
     }
-    baselines = references(decoders)
-    methods = [_method_entry(label, decoder, baselines[label]) for label, decoder in decoders.items()]
-    return manifest_of(config, data, command, model, methods)
+    entries = [method_entry(label, one) if isinstance(one, Decoder) else one for label, one in methods.items()]
+    return manifest_of(config, data, command, model, entries)
 
 
 def manifest_of(
@@ -381,24 +381,33 @@ def manifest_of(
     }
 
 
-def _method_entry(label: str, decoder: Decoder, reference: str) -> dict[str, Any]:
+MOST_DECLARED = 1_000_000  # characters that a method may declare, as JSON
+
+
+def method_entry(label: str, decoder: Decoder) -> dict[str, Any]:
+    """Return what a method declares, read once. Raises ValueError or TypeError for what a manifest cannot contain."""
     options = decoder.options
-    return {
+    entry = {
         "label": label,
         "name": decoder.name,
-        "options": plain(option_values(options)),
-        "resolved": plain(decoder.metadata()),
-        "training_info": plain(dict(decoder.training_info)),
-        "advised": plain(dict(decoder.advised)),
-        "measured": plain(dict(decoder.measured)),
+        "options": option_values(options),
+        "resolved": decoder.metadata(),
+        "training_info": dict(decoder.training_info),
+        "advised": dict(decoder.advised),
+        "measured": dict(decoder.measured),
         "lossless": decoder.lossless,
         "stateful": decoder.stateful,
-        "reference": reference,
+        "reference": reference_spec(decoder, options).label,
         "summary": decoder.summary,
         "paper": decoder.paper,
     }
+    stored = plain(entry)
+    user_files.convert(stored, METHOD)
+    if len(str(stored)) > MOST_DECLARED:
+        raise ValueError(f"more than {MOST_DECLARED:,} characters")
+    return dict(stored)
 
 
 def plain(values: dict[str, Any]) -> Any:
-    """Return the values as they will be read back from the file."""
-    return json.loads(json.dumps(values, default=str))
+    """Return the values as they will be read back from the file. Raises ValueError for NaN or infinity."""
+    return json.loads(json.dumps(values, default=str, allow_nan=False))

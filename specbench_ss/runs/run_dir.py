@@ -1,7 +1,7 @@
 """Run directory: append-only, crash-safe and resumable.
 
 - manifest.json: configuration and environment; replaced atomically
-- questions.json: the questions, for readers without the suite
+- questions.json: the questions, for readers without the suite; while methods run, without their references
 - steps.jsonl: one line per decoding step, appended before its sample's line
 - samples.jsonl: one line per sample, which commits it: steps without a sample do not count
 - output_match.jsonl: one line per comparison with the reference
@@ -225,6 +225,7 @@ class RunDir:
         self, path: Path, manifest: dict[str, Any], rows: list[SampleRecord], compared_keys: Iterable[Key], lock_fd: int
     ) -> None:
         self.path, self.manifest = path, manifest
+        self._questions: Sequence[Question] = ()
         self.rows = {row.key: row for row in rows}
         self.compared_keys = set(compared_keys)
         self._process = os.getpid()
@@ -247,9 +248,9 @@ class RunDir:
                     (path / name).unlink(missing_ok=True)
             else:
                 storage.write_json(path / MANIFEST, manifest)
-            if not read_questions(path):
-                storage.write_json(path / QUESTIONS, [q.content() for q in questions])
             run_dir = cls(path, manifest, rows, compared_keys, lock_fd)
+            run_dir._questions = questions or read_questions(path)
+            run_dir._write_questions({"references": ()})  # which no method shall find there
             on_error.pop_all()
         return run_dir
 
@@ -297,7 +298,12 @@ class RunDir:
         """Change entries of the manifest atomically."""
         self.manifest |= changes
         with self._write_access():
+            if changes.get("status", "running") != "running":
+                self._write_questions({})
             storage.write_json(self.path / MANIFEST, self.manifest)
+
+    def _write_questions(self, replaced: Mapping[str, Any]) -> None:
+        storage.write_json(self.path / QUESTIONS, [question.content() | replaced for question in self._questions])
 
     def keep_warning(self, text: str) -> None:
         """Write a warning into the manifest, once."""

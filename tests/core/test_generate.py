@@ -175,7 +175,8 @@ def test_each_part_of_a_step_is_timed_as_what_it_is(target: Target, monkeypatch:
         setattr(decoder, part, lasting(seconds, getattr(decoder, part)))
     for place in ("decoder", "generate"):  # of a step, of the prompt
         monkeypatch.setattr(f"specbench_ss.engine.{place}.verify", lasting(1000.0, verify))
-    monkeypatch.setattr("specbench_ss.engine.timing.time", SimpleNamespace(perf_counter=lambda: now))
+    for module in ("timing", "generate"):
+        monkeypatch.setattr(f"specbench_ss.engine.{module}.now", lambda: now)
     result = generate(decoder, PROMPT, StopParams(9), SamplingParams())
     parts = [(s.draft_s, s.verify_s, s.accept_s, s.host_s, s.total_s) for s in result.steps]
     # the last step ends the answer, so nothing is left to observe

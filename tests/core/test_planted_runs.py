@@ -8,16 +8,19 @@ one that alters the target while it loads in `test_unchanged`, NaN in `test_not_
 from __future__ import annotations
 
 import json
-import time
+from abc import ABCMeta
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from specbench_ss import UserError, registry, run
+from specbench_ss import UserError, load_run, registry, run
 from specbench_ss.bench import timed_sample
 from specbench_ss.cli.main import main
 from specbench_ss.conformance import tiny_target
+from specbench_ss.engine import generate, timing
+from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.results.checks import checks
 from specbench_ss.results.ranking import headline, output, rank_ranges, speedup
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
@@ -51,8 +54,40 @@ STATED = {  # method -> what a finding about it holds
     "verifies-more": "impossible: more nodes verified than drafted",
     "writes-what-it-likes": "mismatch: ",
     "shapeless-logits": "mismatch: ",
+    "equal-tokens": "mismatch: ",
+    "equals-in-place": "mismatch: ",
+    "lying-result": "failed in warm-up: TypeError: lying-result: accept returned a LyingResult",
+    "long-path": "failed in warm-up: ValueError: long-path: accept returned the path",
+    "negative-path": "failed in warm-up: ValueError: negative-path: accept returned the path",
+    "no-next-token": "failed in warm-up: TypeError: no-next-token: accept returned next_token an int",
+    "tensor-tokens": "failed in warm-up: TypeError: propose returned",
+    "tensor-logits": "failed in warm-up: TypeError: tensor-logits: accept returned next_token a MyTensor",
+    "counts-fewer-nodes": "failed in warm-up: TypeError: propose returned",
+    "raises-unusual": "failed in warm-up: RuntimeError: it raised Unusual: and nothing catches it (planted_lies.py:",
+    "lossy-from-now-on": "mismatch: ",
+    "another-name": "mismatch: ",
+    "info-nan": "failed: 4 samples, first a turn 1: method 'info-nan' declares what cannot be stored: ValueError",
+    "info-text": "declares what cannot be stored: ValueError: training_info.tokens is not a number",
+    "info-list": "declares what cannot be stored: TypeError",
+    "info-keys": "declares what cannot be stored: TypeError",
+    "info-huge": "declares what cannot be stored: ValueError: more than",
+    "lossless-number": "declares what cannot be stored: ValueError: lossless is not true or false",
+    "stateful-text": "declares what cannot be stored: ValueError: stateful is not true or false",
+    "summary-number": "declares what cannot be stored: ValueError: summary is not a text",
+    "metadata-nan": "declares what cannot be stored: ValueError",
+    "metadata-fails": "declares what cannot be stored: KeyError: 'hash' (planted_lies.py:",
+    "weights-fail": "declares what cannot be stored: AttributeError",
+    "load-fails": "method 'load-fails' does not load: ZeroDivisionError: on loading (planted_lies.py:",
+    "load-exits": "method 'load-exits' does not load: SystemExit: 0 (planted_lies.py:",
+    "load-raises-unusual": "method 'load-raises-unusual' does not load: Unusual (planted_lies.py:",
+    "loads-nothing": "does not load: TypeError: load returned a NoneType, not a LoadsNothing",
+    "loads-another": "does not load: TypeError: load returned a WritesWhatItLikes, not a LoadsAnother",
+    "float-rows": "failed in warm-up: TypeError: ",
 }
-NO_FINDING = ("honest",)
+NO_FINDING = (  # "honest", and others that gain nothing by what they try
+    "honest", "growing-path", "changes-result", "changes-tree", "replaces-ids", "other-cache", "reads-cache",
+    "stops-clock",
+)  # fmt: skip
 COMPARED_WITH_A_LIAR = "of-what-it-likes"
 
 
@@ -70,12 +105,12 @@ def _forgotten() -> Iterator[None]:
     registry.clear_file_methods()
 
 
-def made(methods: str, questions: Path, out: Path, warmup: int = 1) -> Run:
+def made(methods: str, questions: Path, out: Path, warmup: int = 1, resume: bool = False) -> Run:
     target = tiny_target("llama", words=61)
     target.tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     run(
         methods, plugin=LIES, suite=f"jsonl:{questions}", model=target, max_new_tokens=8, warmup=warmup, telemetry=0,
-        out=out,
+        out=out, resume=resume,
     )  # fmt: skip
     return read_run(out)
 
@@ -116,6 +151,8 @@ def test_nothing_is_found_of_others(found: dict[str, SummaryRow], method: str) -
     row = found[method]
     assert not any(line.startswith(("failed", "mismatch", "invalid", "impossible")) for line in row.health)
     assert row.output_match == {"identical": 4}
+    for name in ("mean_acceptance_length", "acceptance_rate", "draft_nodes"):
+        assert getattr(row, name, None) == getattr(found["honest"], name, None)
 
 
 def test_a_method_that_is_compared_with_a_liar_has_no_speedup(found: dict[str, SummaryRow]) -> None:
@@ -137,9 +174,47 @@ def test_references_that_are_none_are_refused(
 
 
 def test_a_stopped_clock_voids(questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "perf_counter", time.perf_counter)  # given back afterwards
-    row = overall(made("stops-clock", questions, tmp_path / "run", warmup=0), "stops-clock")
+    for module in (timing, generate):
+        monkeypatch.setattr(module, "now", timing.now)  # given back afterwards
+    row = overall(made("stops-our-clock", questions, tmp_path / "run", warmup=0), "stops-our-clock")
     assert any("outside the clock" in line for line in row.health) and speedup(row) == "invalid"
+
+
+@pytest.mark.parametrize(
+    ("attributes", "stated"),
+    [
+        ({"lossless": property(lambda self: True)}, "its lossless is a property, not a plain bool"),
+        ({"autoregressive": 1}, "its autoregressive is a int"),
+        ({"name": type("Text", (str,), {})("lies")}, "its name is a Text, not a plain str"),
+        ({"node_options": ["a"]}, "its node_options is a list"),
+        ({"__getattribute__": lambda self, name: object.__getattribute__(self, name)}, "may change from read to read"),
+    ],
+)
+def test_a_class_whose_attributes_may_change_is_refused(attributes: dict[str, Any], stated: str) -> None:
+    kind = type("Lies", (Autoregressive,), {"name": "lies", "summary": "lies"} | attributes)
+    assert stated in registry.method_problem(kind, "lies")
+
+
+def test_a_metaclass_is_refused() -> None:
+    class Meta(ABCMeta):
+        autoregressive = property(lambda cls: False)
+
+    assert "metaclass" in registry.method_problem(Meta("Lies", (Autoregressive,), {"name": "lies"}), "lies")
+
+
+def test_a_method_alone_that_does_not_load_is_an_error_before_anything_is_written(
+    questions: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="'load-fails' does not load"):
+        made("load-fails", questions, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_with_a_method_that_does_not_load_is_read_again_and_resumed(questions: Path, tmp_path: Path) -> None:
+    for resume in (False, True):
+        done = made("honest,info-text", questions, tmp_path / "run", resume=resume)
+        assert {row.method: row.ok for row in done.rows} == {"ar": True, "honest": True, "info-text": False}
+        assert load_run(tmp_path / "run").checks
 
 
 def test_a_model_that_was_altered_voids_every_method(questions: Path, tmp_path: Path) -> None:

@@ -108,19 +108,15 @@ def test_what_differs_between_there_and_here(then: dict[str, Any], stated: str) 
 
 
 def test_weights_that_resolve_to_something_else_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Decoder:
-        def metadata(self) -> dict[str, Any]:
-            return {"k": 3, "weights": "new"}
-
     monkeypatch.setattr("specbench_ss.bench.preflight.conditions", lambda target, decoded: HERE)
     preset = Preset("p", "", "ss", {"k": "3"}, HERE, {"k": 3, "weights": "old"})
     data = SuiteData("s", "e", (Question("q", "c", ("hi",)),))
     config = RunConfig(method_specs("ss", [], [preset]), presets=(preset,))
-    decoders: Any = {"ss[k=3]": Decoder()}
-    notes = list(preset_notes(config, None, data, decoders))  # type: ignore[arg-type]
+    methods = {"ss[k=3]": {"resolved": {"k": 3, "weights": "new"}}}
+    notes = list(preset_notes(config, None, data, methods))  # type: ignore[arg-type]
     assert notes == ["preset p was made for other weights or settings of ss: weights differ"]
     overridden = RunConfig(method_specs("ss", ["ss.k=2"], [preset]), presets=(preset,))
-    assert not list(preset_notes(overridden, None, data, decoders))  # type: ignore[arg-type]
+    assert not list(preset_notes(overridden, None, data, methods))  # type: ignore[arg-type]
     assert not list(preset_notes(RunConfig(()), None, data, {}))  # type: ignore[arg-type]
 
 
