@@ -94,8 +94,8 @@ def draft_chain(
 ) -> tuple[Tensor, Tensor | None]:
     """Draft at most `length` tokens int64 [n] after the draft's input, given its logits [V]: the best, or sampled.
 
-    Also return the distribution of each [n + 1, V] (the last row is unused), None for the best. A token less probable
-    than the threshold ends the chain. Verification stays exact, since the end depends only on verified tokens and no
+    Also return the distribution of each [n, V], None for the best. A token less probable than the threshold ends the
+    chain. Verification stays exact, since the end depends only on verified tokens and no
     sampled token is dropped. Without a threshold there is no device synchronization.
     """
     tokens: list[Tensor] = []
@@ -114,7 +114,7 @@ def draft_chain(
             if float(p[token]) < threshold:
                 break
         logits = draft.feed(token)
-    return torch.cat(tokens), torch.stack([*probs, probs[-1]]) if probs else None
+    return torch.cat(tokens), torch.stack(probs) if probs else None
 
 
 def sample_k(k: int, sampling: SamplingParams, rng: torch.Generator) -> Choose:

@@ -60,7 +60,7 @@ from specbench_ss.runs.manifest import SHAPE, manifest_for, method_entry, plain
 from specbench_ss.runs.output_match import check_readable
 from specbench_ss.runs.records import ConcurrencyResult, Key, OutputMatch, SampleRecord
 from specbench_ss.runs.run_dir import RunDir, RunStore
-from specbench_ss.suite import Suite, SuiteData
+from specbench_ss.suite import Question, Suite, SuiteData
 from specbench_ss.time_limit import check_thread
 
 
@@ -140,6 +140,9 @@ class LocalSession(Session):
             self.events.on_warning(f"{label} is dropped: {why}")  # as its records do
 
     def warm_up(self) -> None:
+        """Decode warm-up prompts, with caches of the longest request: none grows in a timed sample."""
+        for target in self.targets.values():
+            target.longest_request = max(map(self._most_tokens, self.data.questions), default=0)
         prompts = warmup_prompts(self.target, self.data.questions, self.config.warmup)
         warm_up(self.decoders, prompts, self._warm_sample, self.warn_and_keep, self._drop)
         for label in [label for label in self.decoders if label not in self.dropped]:
@@ -147,6 +150,11 @@ class LocalSession(Session):
                 self.decoders[label].reset_history()
             except (Exception, SystemExit) as error:
                 self._drop(label, error)
+
+    def _most_tokens(self, question: Question) -> int:
+        """Return the most tokens of a question's conversation, with answers that reach the limit."""
+        turns = len(question.turns)
+        return len(prompt_ids(self.target, question, ["-"] * (turns - 1))) + turns * self.limits.max_new_tokens
 
     def _drop(self, label: str, error: BaseException) -> None:
         """Exclude a method that failed in warm-up from the run. Raises UserError for the baseline."""

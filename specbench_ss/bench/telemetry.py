@@ -45,7 +45,12 @@ class Seen:
         self.problem = ""
 
     def add(self, when: float, reading: Mapping[str, float], core_share: Sequence[float] = ()) -> None:
-        """Add a reading. when: Unix time. Values that are not finite become None."""
+        """Add a reading. when: Unix time. Values that are not finite become None.
+
+        Counters whose SM activity is exactly 0 had no new measurement, since the device works during a sample.
+        """
+        if reading.get("gpm_sm_active") == 0:
+            reading = {name: value for name, value in reading.items() if name not in GPM}
         for name in reading:
             self.columns.setdefault(name, [None] * len(self.times))
         self.times.append(when)
@@ -63,15 +68,13 @@ class Seen:
         return [value for value in self.columns.get(name, [])[1:] if value is not None]
 
     def mean(self, name: str) -> float | None:
-        """Return the mean over time; each reading is weighted by the time since the one before."""
-        spans = [b - a for a, b in zip(self.times, self.times[1:], strict=False)]
-        pairs = [
-            (span, value)
-            for span, value in zip(spans, self.columns.get(name, [])[1:], strict=False)
-            if value is not None
-        ]
-        total = sum(span for span, _ in pairs)
-        return sum(span * value for span, value in pairs) / total if total > 0 else None
+        """Return the mean over time; each reading is weighted by the time since the one before that has a value."""
+        pairs = list(zip(self.times, self.columns.get(name, []), strict=False))
+        present = [*pairs[:1], *((when, value) for when, value in pairs[1:] if value is not None)]
+        spans = [b - a for (a, _), (b, _) in zip(present, present[1:], strict=False)]
+        total = sum(spans)
+        weighted = sum(span * (value or 0.0) for span, (_, value) in zip(spans, present[1:], strict=True))
+        return weighted / total if total > 0 else None
 
     def growth(self, name: str) -> float | None:
         """Return the increase of a counter from the first reading to the last; None if either lacks it."""
@@ -172,7 +175,7 @@ GPM = {  # column -> name of the metric in pynvml; each a percentage
     "gpm_tensor_active": "NVML_GPM_METRIC_ANY_TENSOR_UTIL",
     "gpm_dram_active": "NVML_GPM_METRIC_DRAM_BW_UTIL",
 }
-
+GPM_S = 0.2  # the driver updates the counters every 0.1 s; samples closer together differ by nothing
 
 FOR_GOOD = {  # errors of unsupported readings
     getattr(pynvml, f"NVML_ERROR_{name}", None)
@@ -235,6 +238,12 @@ class Nvml:
                     del self._readers[name]
         return readings
 
+    def restart(self) -> None:
+        """Begin the next reading of the performance counters now."""
+        with contextlib.suppress(pynvml.NVMLError):
+            if self.gpm is not None:
+                self.gpm.restart(self.handle)
+
     def close(self) -> None:
         """Shut the library down."""
         with contextlib.suppress(pynvml.NVMLError):
@@ -244,19 +253,27 @@ class Nvml:
 
 
 class _Gpm:
-    """Activity between two samples of the device's performance counters."""
+    """Activity between two samples of the device's performance counters, at least GPM_S apart."""
 
     def __init__(self, device: Any) -> None:
         self._last, self._next = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
-        pynvml.nvmlGpmSampleGet(device, self._last)
+        self.restart(device)
         self._request = pynvml.c_nvmlGpmMetricsGet_t()
         self._request.version, self._request.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, len(GPM)
         for i, metric in enumerate(GPM.values()):
             self._request.metrics[i].metricId = getattr(pynvml, metric)
 
+    def restart(self, device: Any) -> None:
+        """Begin the next reading now."""
+        pynvml.nvmlGpmSampleGet(device, self._last)
+        self._began = time.monotonic()
+
     def read(self, device: Any) -> Reading:
-        """Return the shares since the last reading."""
+        """Return the shares since the last reading; nothing if it was less than GPM_S ago."""
+        if time.monotonic() - self._began < GPM_S:
+            return {}
         pynvml.nvmlGpmSampleGet(device, self._next)
+        self._began = time.monotonic()
         self._request.sample1, self._request.sample2 = self._last, self._next
         pynvml.nvmlGpmMetricsGet(self._request)
         self._last, self._next = self._next, self._last
@@ -288,6 +305,8 @@ class Sampler:
         """
         readings = Seen()
         self._read(readings)
+        if isinstance(self.device, Nvml):
+            self.device.restart()
         self._current = readings
         self._running.set()
         try:

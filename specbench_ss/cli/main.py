@@ -13,6 +13,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from specbench_ss import __version__, registry
+from specbench_ss.cli.placeholders import only_prints, use_placeholders
 from specbench_ss.errors import ServingWarning, UserError
 
 COMMANDS = {  # line in `ssbench --help`; the module in specbench_ss.cli has its name, but for FUNCTIONS
@@ -126,6 +127,8 @@ def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 def console() -> NoReturn:
     """Run the command line and exit."""
+    if only_prints(sys.argv[1:]):
+        use_placeholders()
     sys.exit(main())
 
 

@@ -135,9 +135,9 @@ class SharedPasses:
         """Run the function for one request, without a graph."""
         return function(*inputs)
 
-    def reserve(self, cache: Cache, rows: int, zeroed: bool = False) -> None:
+    def reserve(self, cache: Cache, rows: int, most: int = 0, zeroed: bool = False) -> None:
         """Empty a cache for a request of `rows` rows, without padding."""
-        cache.reserve(rows)
+        cache.reserve(rows, most)
 
     def record_fallback(self, why: str, layer: int, cache: Any) -> None:
         """Do nothing: without graphs there is no fallback."""
@@ -292,9 +292,9 @@ class BatchEngine:
     def _session(self, slot: int, request: BatchRequest) -> _BatchedSession:
         decoder, cache = self.decoders[slot], self.caches[slot]
         check_prompt(self.target, request.prompt)
-        rows, cache.grows = kv_cache_size(decoder, request.prompt, request.limits)
+        rows, most, cache.grows = kv_cache_size(decoder, request.prompt, request.limits)
         cache.set_limit(None)
-        cache.reserve(rows)
+        cache.reserve(rows, most)
         return _BatchedSession(decoder, request.prompt, request.limits, request.sampling, cache)
 
 

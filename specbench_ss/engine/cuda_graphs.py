@@ -359,14 +359,17 @@ class CudaGraphRunner:
         """Return the cache rows needed for steps up to `rows` rows with padding, in whole blocks."""
         return _padded_keys(rows + self.widths[-1])
 
-    def reserve(self, cache: Cache, rows: int, zeroed: bool = False) -> None:
-        """Empty a cache for a request of `rows` rows, with room for padding. zeroed: fill it with zeros."""
+    def reserve(self, cache: Cache, rows: int, most: int = 0, zeroed: bool = False) -> None:
+        """Empty a cache for a request of `rows` rows, with room for padding. zeroed: fill it with zeros.
+
+        most: up to so many rows a larger cache doubles.
+        """
         if self.room(rows) > cache.capacity:
             self.evict(cache)  # before the new memory is allocated
         else:
             self._evict_dead()
         cache.spare, cache.block = self.widths[-1], BLOCK
-        cache.reserve(self.room(rows))
+        cache.reserve(self.room(rows), self.room(most))
         if zeroed:
             cache.zero_()
 

@@ -369,11 +369,12 @@ def check_prompt(target: Target, prompt: Sequence[int]) -> None:
         )
 
 
-def kv_cache_size(decoder: Decoder, prompt: Sequence[int], limits: StopParams) -> tuple[int, bool]:
-    """Return the KV cache size in tokens for prompt and output, and whether the cache may have to grow."""
-    stated = decoder.max_tokens_per_step()
-    most = min(decoder.target.context_length, len(prompt) + limits.max_new_tokens)
-    return most + (DEFAULT_STEP_TOKENS if stated is None else stated), stated is None
+def kv_cache_size(decoder: Decoder, prompt: Sequence[int], limits: StopParams) -> tuple[int, int, bool]:
+    """Return the KV cache rows of prompt and output, those of the context, and whether the cache may have to grow."""
+    stated, target = decoder.max_tokens_per_step(), decoder.target
+    step = DEFAULT_STEP_TOKENS if stated is None else stated
+    tokens = max(len(prompt) + limits.max_new_tokens, target.longest_request)
+    return min(target.context_length, tokens) + step, target.context_length + step, stated is None
 
 
 def probe_drafts(decoder: Decoder, prompt: Sequence[int], limits: StopParams, sampling: SamplingParams) -> None:

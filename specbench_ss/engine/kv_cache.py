@@ -134,12 +134,12 @@ class Cache:
         self.keys, self.values = [None] * len(self.keys), [None] * len(self.values)
         self.memory, self.separate = None, set()
 
-    def reserve(self, capacity: int) -> None:
-        """Make room for at least this many rows; the contents are lost."""
+    def reserve(self, capacity: int, most: int = 0) -> None:
+        """Make room for at least this many rows; the contents are lost. most: up to it a larger cache doubles."""
         if capacity > (before := self.capacity):
             self.capacity = 0  # free the old memory before allocating the new
             self._replace_memory(self._new_buffer)
-            self.capacity = max(capacity, 2 * before)
+            self.capacity = max(capacity, min(2 * before, most))
             self._replace_memory(self._new_buffer)
         self.clear()
 

@@ -131,6 +131,7 @@ class Target(ModelInfo):
             torch.ones(1, 1, dtype=torch.bool, device=self.device),
         )  # depth and visibility of a tree of one node
         self._cache: Cache | None = None
+        self.longest_request = 0  # tokens that the cache of every request reserves at least
         self._rotary: tuple[Tensor, Tensor] | None = None
         if self.family.rotary is not None:
             self._grow_rotary(min(self.context_length, 4096))
@@ -239,19 +240,19 @@ class Target(ModelInfo):
         """Return an empty cache with this many rows per layer."""
         return Cache(self.n_layers, capacity, joined=not self.is_multi_device)
 
-    def request_cache(self, capacity: int, grows: bool = False) -> Cache:
+    def request_cache(self, capacity: int, most: int = 0, grows: bool = False) -> Cache:
         """Return the target's reusable cache, emptied, with this many rows.
 
-        grows: allow more rows than that.
+        most: up to so many rows a larger cache doubles. grows: allow more rows than those.
         """
         if self._cache is None:
             self._cache = self.new_cache(0)
         self._cache.grows = grows
         self._cache.set_limit(None)
         if self.graphs is None:
-            self._cache.reserve(capacity)
+            self._cache.reserve(capacity, most)
         else:
-            self.graphs.reserve(self._cache, capacity)
+            self.graphs.reserve(self._cache, capacity, most)
         return self._cache
 
     def drop_cache(self) -> None:

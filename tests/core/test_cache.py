@@ -83,3 +83,11 @@ def test_a_cache_that_grows_keeps_room_in_addition_in_whole_blocks() -> None:
     cache.grows, cache.spare, cache.block = True, 5, 16
     cache.update(torch.ones(1, 1, 12, 2), torch.ones(1, 1, 12, 2), 0)
     assert cache.capacity == 32
+
+
+def test_a_cache_doubles_up_to_the_rows_of_the_context() -> None:
+    cache, sizes = Cache(1, 8), list[int]()
+    for rows in (10, 17, 33, 65, 66, 101):
+        cache.reserve(rows, 100)
+        sizes.append(cache.capacity)
+    assert sizes == [16, 32, 64, 100, 100, 101]

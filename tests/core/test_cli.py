@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
 from datetime import datetime
+from importlib.metadata import EntryPoint
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ from rich.console import Console
 from specbench_ss.bench.build_config import default_out, method_specs, recording_of
 from specbench_ss.cli import run_output
 from specbench_ss.cli.main import COMMANDS, main
+from specbench_ss.cli.placeholders import only_prints
 from specbench_ss.cli.run_output import Progress
 from specbench_ss.errors import UserError
+from specbench_ss.registry import METHODS
 from specbench_ss.results.analysis import load_run
 from specbench_ss.runs.config import OutputOptions, RunConfig
 from specbench_ss.runs.run_dir import MANIFEST, SAMPLES, read_run
@@ -331,10 +333,31 @@ def test_brackets_in_help_are_shown(
     assert "\\" not in shown
 
 
-def test_help_loads_no_torch_and_answers_at_once() -> None:
-    script = "import sys; from specbench_ss.cli.main import main; main(['--help']); sys.exit('torch' in sys.modules)"
-    begun = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.returncode == 0 and all(name in done.stdout for name in (*COMMANDS, "datastore", "plot"))
-    assert ended.ru_utime - begun.ru_utime < 1.0  # 0.2 s on a quiet machine
+LIGHT = ["--help", "methods", "methods ss,medusa", "suites", "train medusa --help", "suites show --help"]
+
+
+@pytest.mark.parametrize("line", [*LIGHT, *(f"{name} --help" for name in COMMANDS)])
+def test_lists_and_help_import_no_heavy_package(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    script = (
+        "import sys, time\nfrom specbench_ss.cli import main, placeholders\n"
+        "try: main.console()\nexcept SystemExit: pass\n"
+        "print(*{m for m in sys.modules if m.partition('.')[0] in placeholders.HEAVY "
+        "and type(sys.modules[m]) is not placeholders.Placeholder}, time.process_time(), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *line.split()], capture_output=True, text=True, timeout=60)
+    assert main(line.split()) == 0
+    assert done.stdout == capsys.readouterr().out  # the same text as with all packages
+    assert float(done.stderr) < 2.0  # no module but the CPU seconds: 0.2 to 0.6 on a quiet machine
+
+
+@pytest.mark.parametrize(
+    "line", ["suites show lab", "run --label --help", "methods --plugin file.py", "methods a b", ""]
+)
+def test_a_command_that_computes_imports_its_packages(line: str) -> None:
+    assert not only_prints(line.split())
+
+
+def test_lists_with_plugins_of_others_import_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("other", "other_package:Method", METHODS.entry_points)
+    monkeypatch.setattr("specbench_ss.registry._entry_points", lambda *_: [point])
+    assert not only_prints(["methods"])

@@ -44,6 +44,7 @@ class StillHost:
 
 def device_seen(monkeypatch: pytest.MonkeyPatch, readings: int = 4, **changes: list[list[Any]]) -> Seen:
     """Readings of the replayed device, a reading each tenth of a second."""
+    monkeypatch.setattr(telemetry_record, "GPM_S", 0.0)
     replay(monkeypatch, **changes)
     device, seen = Nvml("00000000:17:00.0"), Seen()
     for i in range(readings):
@@ -53,6 +54,7 @@ def device_seen(monkeypatch: pytest.MonkeyPatch, readings: int = 4, **changes: l
 
 
 def test_nvml_answers_become_readings_in_units_of_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry_record, "GPM_S", 0.0)
     library = replay(monkeypatch)
     device = Nvml("00000000:17:00.0")
     first, second = device.read(), device.read()
@@ -73,6 +75,35 @@ def test_nvml_answers_become_readings_in_units_of_their_names(monkeypatch: pytes
     }
     device.close()
     assert library.calls["nvmlShutdown"] == 1 and library.calls["nvmlGpmSampleFree"] == 2
+
+
+def gpm(sm: float, dram: float) -> list[Any]:
+    return [0, {"metrics": {"2": 100 * sm, "5": 0.0, "10": 100 * dram}}]
+
+
+def test_counters_without_a_new_measurement_enter_no_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [gpm(0.0, 0.0), gpm(0.197, 0.083), gpm(0.210, 0.090), gpm(0.0, 0.0)]  # as an H200 gave them
+    found = device_seen(monkeypatch, nvmlGpmMetricsGet=answers).summary(1)
+    assert found["gpm_sm_active"] == pytest.approx(0.20, abs=0.01)
+    assert found["gpm_dram_active"] == pytest.approx(0.087, abs=0.003)
+    assert found["gpm_tensor_active"] == 0.0  # a model in float32 uses no tensor core
+    idle = device_seen(monkeypatch, nvmlGpmMetricsGet=[gpm(0.0, 0.0)]).summary(1)
+    assert idle["gpm_sm_active"] is None and idle["gpm_dram_active"] is None
+
+
+def test_counters_are_read_at_least_a_fifth_of_a_second_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=lambda: now, time=time.time)
+    monkeypatch.setattr(telemetry_record, "time", clock)
+    replay(monkeypatch, nvmlGpmMetricsGet=[gpm(0.3, 0.1), gpm(0.5, 0.2)])
+    now, seen = 10.0, Seen()
+    device = Nvml("00000000:17:00.0")
+    now = 10.15
+    device.restart()  # as at the start of a sample
+    for now in (10.15, 10.25, 10.36, 10.46, 10.57, 10.6):
+        seen.add(now, device.read())
+    assert seen.columns["gpm_sm_active"] == [None, None, 0.3, None, 0.5, None]
+    assert seen.mean("gpm_sm_active") == pytest.approx(0.4)  # each of 0.21 s
+    device.close()
 
 
 def test_energy_is_a_difference_and_means_weigh_time() -> None:
