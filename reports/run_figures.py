@@ -9,7 +9,7 @@ from pathlib import Path
 
 from plotly.graph_objects import Figure
 
-from specbench_ss.errors import UserError, known_words, os_reason
+from specbench_ss.errors import UserError, first_line, known_words, os_reason
 from specbench_ss.reports import charts
 from specbench_ss.reports.html.assets import plotly_js
 from specbench_ss.reports.html.steps import ms_per_step
@@ -19,6 +19,7 @@ from specbench_ss.results.cost_model import points, roof_of, waterfalls
 from specbench_ss.results.report import Figures
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.results.text import pluralize, visible
+from specbench_ss.storage import replacing
 
 MIB = 2**20
 FORMATS = (".pdf", ".svg", ".png", ".html")
@@ -133,8 +134,6 @@ def write_plot(
     """Write one figure of a run, in inches; a height of 0 is what the content needs. Raises UserError."""
     if path.suffix not in FORMATS:
         raise UserError(f"cannot draw {path}: the name must end in {', '.join(FORMATS)}")
-    if path.is_dir():
-        raise UserError(f"cannot write {path}: it is a folder")
     figures = RunFigures(results, methods)
     figure: Figure = getattr(figures, kind)()
     figure.update_layout(
@@ -143,7 +142,8 @@ def write_plot(
         height=round(height * INCH) if height else figure.layout.height + 34 + 14 * lines,
     )  # fmt: skip
     try:
-        path.write_bytes(_html(figure) if path.suffix == ".html" else _image(figure, path.suffix[1:]))
+        with replacing(path) as file:
+            file.write(_html(figure) if path.suffix == ".html" else _image(figure, path.suffix[1:]))
     except OSError as error:
         raise UserError(f"cannot write {path}: {os_reason(error)}") from error
 
@@ -160,14 +160,13 @@ def _image(figure: Figure, suffix: str) -> bytes:
     """Return the bytes of an image, the same for the same figure. Raises UserError without kaleido or a browser."""
     try:
         import kaleido
-        from choreographer.errors import ChromeNotFoundError
     except ImportError:
         raise UserError(NO_EXTRA) from None
     try:
         options = {"format": suffix, "scale": PNG_SCALE if suffix == "png" else 1}
         drawn = bytes(kaleido.calc_fig_sync(figure, opts=options))
-    except (ChromeNotFoundError, kaleido.errors.KaleidoError) as error:
-        raise UserError(NO_BROWSER) from error
+    except Exception as error:  # kaleido, its driver and the browser raise many kinds
+        raise UserError(f"{NO_BROWSER} ({first_line(error)})") from error
     if suffix == "pdf":  # the browser writes the time
         return re.sub(rb"\(D:\d{14}", b"(D:20000101000000", drawn)
     if suffix == "svg" and (uid := re.search(rb'id="topdefs-(\w+)"', drawn)):  # Plotly names clips at random

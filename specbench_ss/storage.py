@@ -13,6 +13,8 @@ import hashlib
 import json
 import os
 import re
+import secrets
+import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -67,13 +69,29 @@ T = TypeVar("T")
 CHUNK_BYTES = 1 << 22  # bytes
 
 
+def ordinary(path: str, flags: int) -> int:
+    """Open a file, as `open` expects of its opener. Raises OSError for a pipe or a device, which may have no end."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # `open` refuses folders
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", path)
+
+
+def read_bytes(file: Path) -> bytes:
+    """Return the content of a file, as `ordinary` opens it. Raises OSError."""
+    with open(file, "rb", opener=ordinary) as f:
+        return f.read()
+
+
 def pieces(file: Path) -> Iterator[bytes]:
     """Yield the complete lines of a file, some megabytes at a time; nothing if it is missing.
 
     An incomplete last line is dropped. Raises UserError if the file cannot be read.
     """
     try:
-        with open(file, "rb") as f:
+        with open(file, "rb", opener=ordinary) as f:
             while chunk := _whole_lines(f.read(CHUNK_BYTES) + f.readline()):
                 yield chunk
     except FileNotFoundError:
@@ -155,29 +173,92 @@ def write_json(file: Path, content: Any) -> None:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a text file atomically."""
+    """Write a text file atomically; half of a surrogate pair, which is not a character, becomes `?`."""
     with replacing(file) as f:
-        f.write(text.encode())
+        f.write(text.encode("utf-8", "replace"))
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yield a temporary file that replaces `path` when the block ends, or is removed if it fails.
+    """Yield a new file that replaces `path` when the block ends, or is removed if it fails.
 
-    Raises UserError if `path` is a device, a pipe or a socket, which would be replaced.
+    Raises UserError if `path` is a folder, or a device, a pipe or a socket, which would be replaced.
     """
-    if any(kind(path) for kind in (Path.is_char_device, Path.is_block_device, Path.is_fifo, Path.is_socket)):
+    if path.is_dir():
+        raise UserError(f"cannot write {path}: it is a folder")
+    if path.exists() and not path.is_file():
         raise UserError(f"{path} is a device, a pipe or a socket; use an ordinary file")
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with open(temporary, "wb") as file:
+    with temporary(path) as (new, descriptor):
+        with open(descriptor, "w+b", closefd=False) as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+            os.fsync(descriptor)
+        os.replace(new, path)
     sync_folder(path.parent)
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """Yield a new folder that becomes `path`, which must not exist, when the block ends; it is removed if it fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with temporary(path, new_folder) as (new, _):
+        yield new
+        new.rename(path)
+    sync_folder(path.parent)
+
+
+def _new_file(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+
+
+def new_folder(path: Path) -> int:
+    """Create a folder and return its descriptor."""
+    path.mkdir()
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+
+
+MOST_LETTERS = 50  # of a name in that of its temporary file: names have a limit
+
+
+@contextmanager
+def temporary(path: Path, create: Callable[[Path], int] = _new_file) -> Iterator[tuple[Path, int]]:
+    """Yield a new file or folder with a random name beside `path`, and its descriptor; at the end it is removed.
+
+    It is locked. Those that killed processes left are not, and are removed first.
+    """
+    stem = f".{path.name[:MOST_LETTERS]}."
+    with suppress(OSError):
+        for left in path.parent.iterdir():
+            if re.fullmatch(re.escape(stem) + "[0-9a-f]{16}[.]tmp", left.name):
+                _remove_unused(left)
+    while True:
+        new = path.with_name(f"{stem}{secrets.token_hex(8)}.tmp")
+        descriptor = create(new)
+        with suppress(OSError):  # no locks: go without
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if new.exists():
+            break
+        os.close(descriptor)  # another process removed it before it was locked
+    try:
+        yield new, descriptor
+    finally:
+        _remove(new)
+        os.close(descriptor)
+
+
+def _remove_unused(path: Path) -> None:
+    """Remove a temporary file or folder that no process has locked."""
+    with suppress(OSError), contextlib.ExitStack() as stack:
+        stack.callback(os.close, descriptor := os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK))
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sync_folder(path: Path) -> None:
@@ -219,12 +300,19 @@ def in_use(path: Path) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Create the folder if necessary, and lock it within the block. Raises UserError as `lock` does."""
+    """Create the folder if necessary, and lock it within the block. A created one that is still empty is removed.
+
+    Raises UserError as `lock` does.
+    """
+    created = not path.exists()
     path.mkdir(parents=True, exist_ok=True)
     folder = lock(path)
     try:
         yield
     finally:
+        if created:
+            with suppress(OSError):
+                path.rmdir()
         os.close(folder)
 
 
@@ -246,17 +334,13 @@ def ordinary_mode(folder: Path) -> None:
 
 def _mode_here(folder: Path) -> int:
     """Return the mode of a new file by creating one: the umask cannot be read without being changed."""
-    probe = folder / f".mode-{os.getpid()}.tmp"
-    try:
-        probe.touch()
-        return stat.S_IMODE(probe.stat().st_mode)
-    finally:
-        probe.unlink(missing_ok=True)
+    with temporary(folder / "mode") as (_, descriptor):
+        return stat.S_IMODE(os.fstat(descriptor).st_mode)
 
 
 def file_sha256(path: Path) -> str:
     """Return the sha256 of a file's bytes as hex digits."""
-    with path.open("rb") as file:
+    with open(path, "rb", opener=ordinary) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

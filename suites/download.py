@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import uuid
-from contextlib import suppress
+import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from specbench_ss.errors import UserError, os_reason
-from specbench_ss.storage import file_sha256
+from specbench_ss.storage import replacing
 
 if TYPE_CHECKING:
     import httpx
@@ -23,23 +22,20 @@ def download(url: str, sha256: str, path: Path, *, pause: float = 1.0) -> Path:
 
     sha256: of the content. pause: seconds before the first retry, doubled for each further one.
     """
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _fetch(url, part, pause)
-        actual = file_sha256(part)
-        if actual != sha256:
-            raise UserError(f"{url} has sha256 {actual}, expected {sha256}; the download was discarded")
-        part.replace(path)
+        with replacing(path) as file:
+            _fetch(url, file, pause)
+            file.seek(0)
+            actual = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+            if actual != sha256:
+                raise UserError(f"{url} has sha256 {actual}, expected {sha256}; the download was discarded")
     except OSError as error:
         raise UserError(f"cannot write {path}: {os_reason(error)}") from None
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
     return path
 
 
-def _fetch(url: str, part: Path, pause: float) -> None:
+def _fetch(url: str, part: BinaryIO, pause: float) -> None:
     """Stream the body into `part`, with up to `ATTEMPTS` attempts on transient errors."""
     import httpx
     import tenacity
@@ -65,11 +61,13 @@ def _fetch(url: str, part: Path, pause: float) -> None:
         raise UserError(f"cannot reach {url}: {error or type(error).__name__}") from None
 
 
-def _stream(client: httpx.Client, url: str, part: Path) -> None:
-    with client.stream("GET", url) as response, part.open("wb") as file:
+def _stream(client: httpx.Client, url: str, part: BinaryIO) -> None:
+    part.seek(0)
+    part.truncate()
+    with client.stream("GET", url) as response:
         response.raise_for_status()
         for chunk in response.iter_bytes():
-            file.write(chunk)
+            part.write(chunk)
 
 
 def _may_pass(error: BaseException) -> bool:

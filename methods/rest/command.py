@@ -84,16 +84,18 @@ def build(
 ) -> None:
     """Tokenize text and sort its suffixes. The same text gives the same files, byte for byte."""
     from specbench_ss.methods.rest.datastore import build as write
+    from specbench_ss.storage import locked
 
     _check_sources(out, data, lab, regenerate_responses)
     names = [*(Path(name).name for name in data or ()), *([f"{lab} conversations of the lab"] if lab else [])]
     made_of, loading = ", ".join(names), {"trust_remote_code": trust_remote_code, "chat_template": chat_template}
-    if regenerate_responses:
-        made_of = f"own answers to {made_of}"
-        base, documents = _own_answers(model, data or (), answer_limit, length, loading)
-    else:
-        base, documents = _texts(model, data or (), lab, loading)
-    header = write(documents, base, made_of, out, draft=draft)
+    with locked(out):
+        if regenerate_responses:
+            made_of = f"own answers to {made_of}"
+            base, documents = _own_answers(model, data or (), answer_limit, length, loading)
+        else:
+            base, documents = _texts(model, data or (), lab, loading)
+        header = write(documents, base, made_of, out, draft=draft)
     size = sum(file.stat().st_size for file in out.iterdir()) / 1e6
     print(f"written: {out}: {header['tokens']:,} tokens of {header['documents']:,} documents, {size:.1f} MB")
     print(f"use it: ssbench run --model {model} --methods rest --set rest.datastore={out}")

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
-import shutil
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from numpy.typing import NDArray
 from specbench_ss import __version__, user_files
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.errors import UserError, first_line, os_reason
+from specbench_ss.storage import replacing_folder, write_json
 from specbench_ss.user_files import read_json
 
 ENTRY, ENTRY_BYTES = "<i4", 4
@@ -266,22 +266,17 @@ def build(
     give the same bytes. Raise UserError if there is no token, or one outside the base's vocabulary.
     """
     out = out.resolve()  # '.' has no parent and name
-    part = out.with_name(out.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)  # left by a killed process
     try:
-        part.mkdir(parents=True)
-        header = _write(documents, base, made_of, part, chunk)
-        header["stored_suffixes"] = sum(header["chunks"]) > small
-        if not header["stored_suffixes"]:
-            _compress(part, base.vocab_size)
-        if draft:
-            header["advice"] = {"draft": draft}
-        (part / HEADER).write_text(json.dumps(header, indent=1) + "\n")
-        part.rename(out)
+        with replacing_folder(out) as part:
+            header = _write(documents, base, made_of, part, chunk)
+            header["stored_suffixes"] = sum(header["chunks"]) > small
+            if not header["stored_suffixes"]:
+                _compress(part, base.vocab_size)
+            if draft:
+                header["advice"] = {"draft": draft}
+            write_json(part / HEADER, header)
     except OSError as error:
         raise UserError(f"cannot write the datastore {out}: {os_reason(error)}") from None
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     return header
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from specbench_ss.cli.shared import print_json
 from specbench_ss.results.compare import METRICS, as_record, broken, compare, judged, not_judged, read_limits
 from specbench_ss.results.summary import OVERALL
 from specbench_ss.results.terminal import interval_text, print_comparison
@@ -52,7 +52,7 @@ def command(
             "warnings": list(made.warnings),
             "rows": [as_record(row) for row in made.rows],
         }
-        print(json.dumps(record, indent=1, ensure_ascii=False))
+        print_json(record)
     else:
         print_comparison(made, Console(), verbose)
     rows = [row for row in made.rows if row.task == OVERALL]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from itertools import groupby
@@ -13,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from specbench_ss.cli.shared import print_json
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.results import exchange
 from specbench_ss.results.analysis import analyse
@@ -23,6 +23,7 @@ from specbench_ss.results.terminal import result_table, widen
 from specbench_ss.results.text import format_number, format_speedup, interval, title
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run, run_around
+from specbench_ss.storage import write_text
 
 Form = Literal["specbench", "csv", "parquet", "markdown"]
 COLUMNS = (
@@ -66,9 +67,11 @@ def _write(run: Run, form: Form, out: Path | None) -> None:
             print(text, end="")
             return
         _check_outside(out)
-        out.write_text(text, encoding="utf-8")
+        write_text(out, text)
         return
     folder = out or run.path / form
+    if out is None and folder.is_symlink():
+        raise UserError(f"{folder} of the run directory is a link; give another folder as --out")
     if folder.resolve() != run.path.resolve() / form:
         _check_outside(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -99,8 +102,7 @@ def import_specbench(
     """Score answer files of Spec-Bench again, with the same counting for all, intervals, and notes on missing data."""
     rows = rescored(files, baseline)
     if as_json:
-        content = {"notes": list(limitations(rows)), "rows": [asdict(row) for row in rows]}
-        print(json.dumps(content, indent=1, ensure_ascii=False))
+        print_json({"notes": list(limitations(rows)), "rows": [asdict(row) for row in rows]})
     else:
         _print_rescored(rows)
 

@@ -127,8 +127,6 @@ def _report(name: str, runs: Sequence[Results]) -> Report:
 
 
 def _written(path: Path, write: Callable[[Path], None]) -> Path:
-    if path.is_dir():
-        raise UserError(f"cannot write {path}: it is a folder")
     if is_of_run(path):
         raise UserError(f"{path} belongs to a run and is not replaced: give another --out")
     try:
@@ -139,5 +137,6 @@ def _written(path: Path, write: Callable[[Path], None]) -> Path:
 
 
 def open_in_browser(path: Path) -> None:
-    """Show a file in the default browser."""
-    webbrowser.open(path.resolve().as_uri())
+    """Show a file in the default browser, or print that there is none."""
+    if not webbrowser.open(path.resolve().as_uri()):
+        print(f"ssbench: warning: --open found no browser; open {path} yourself", file=sys.stderr)

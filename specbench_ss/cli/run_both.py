@@ -12,6 +12,7 @@ from rich.console import Console
 from specbench_ss.bench import server_run as serving
 from specbench_ss.bench.build_config import asked_run, options_of_methods
 from specbench_ss.cli.parity import print_parity
+from specbench_ss.cli.report import write_report
 from specbench_ss.cli.run_output import Form, checked, describe, exit_on, measure_plan, present, record
 from specbench_ss.cli.shared import interrupted, print_json, to_go_on
 from specbench_ss.errors import UserError
@@ -70,7 +71,9 @@ def show_both(local: Results, served: Results, pairs: list[Pair], options: RunOp
     found = with_speedups(compare_pairs(local.run, served.run, pairs), local, served)
     store(local.path.parent, found)
     both = {METHODS: local, SERVERS: served}
-    reports = {name: present(results, options.open, form) for name, results in both.items()}
+    reports = {name: write_report(results) for name, results in both.items()}
+    for name, results in both.items():
+        present(results, reports[name], options.open, form)
     if form == "json":
         records = {name: record(results, reports[name]) for name, results in both.items()}
         print_json(records | {"parity": [one.as_dict() for one in found]})

@@ -320,28 +320,27 @@ def decoding_text(config: RunConfig, data: SuiteData) -> str:
 
 
 def show(results: Results, open_report: bool, fail_on: str | None = None, form: Form = "short") -> None:
-    """Print the results, write the report and print its path; exit as `exit_on` does."""
-    report = present(results, open_report, form)
+    """Write the report, print the results and its path; exit as `exit_on` does."""
+    report = write_report(results)
+    present(results, report, open_report, form)
     if form == "json":
         print_json(record(results, report))
     exit_on(results, fail_on)
 
 
-def present(results: Results, open_report: bool, form: Form) -> Path:
-    """Write the report, and print the results with its path unless the form is JSON. Return its path."""
+def present(results: Results, report: Path, open_report: bool, form: Form) -> None:
+    """Print the results with the path of the written report, unless the form is JSON."""
     console = Console()
     if form == "quiet":
         print_answer(results, console)
     elif form != "json":
         _print_results(results, form, console)
-    report = write_report(results)
     if form != "json":
         print(f"report   {report}")
     if form in ("short", "verbose"):
         print(f"more     {_more(results.path)}")
     if open_report:
         open_in_browser(report)
-    return report
 
 
 def exit_on(results: Results, fail_on: str | None) -> None:

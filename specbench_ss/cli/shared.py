@@ -45,8 +45,8 @@ def to_go_on(out: Path, hidden: Callable[[list[str]], list[str]] = list) -> str:
 
 
 def print_json(content: Any) -> None:
-    """Print JSON for other programs."""
-    print(json.dumps(content, indent=1, ensure_ascii=False))
+    """Print JSON for other programs, in ASCII, which every terminal and pipe takes."""
+    print(json.dumps(content, indent=1))
 
 
 def typer_option(name: str, kind: type[Any] = RunOptions, panel: str | None = None) -> Any:

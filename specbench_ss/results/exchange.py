@@ -33,6 +33,7 @@ from specbench_ss.results.terminal import ranked
 from specbench_ss.results.text import format_number, format_speedup, interval, table, title
 from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.stats import Comparison, Interval, compare
+from specbench_ss.storage import write_text
 from specbench_ss.user_files import read_bytes
 
 FAILED = "ERROR"  # what Spec-Bench writes as the text of a turn that failed, with numbers of the turn before
@@ -103,7 +104,7 @@ def write_answers(results: Results, folder: Path) -> list[str]:
             for id, answers in repeats.items()
         ]
         text = "".join(json.dumps(_line(run, label, own), ensure_ascii=False) + "\n" for own in whole if own)
-        (folder / names[label]).write_bytes(text.encode("utf-8", "replace"))
+        write_text(folder / names[label], text)
         if lacking := sum(map(len, repeats.values())) - sum(map(len, whole)):
             notes.append(f"{label}: {lacking} answers with failed or missing turns are left out")
     return notes
@@ -152,7 +153,7 @@ def write_csv(results: Results, folder: Path) -> list[str]:
     """Write the frames of a run as CSV files; lists are JSON texts."""
     made = {"samples": results.samples, "steps": results.steps, "output_match": results.output_match}
     for name, frame in (made | {"summary": results.summary(all=True)}).items():
-        plain(frame).to_csv(folder / f"{name}.csv", index=False, errors="replace")
+        write_text(folder / f"{name}.csv", plain(frame).to_csv(index=False))
     return []
 
 

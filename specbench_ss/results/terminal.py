@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import re
@@ -71,6 +72,7 @@ from specbench_ss.results.text import (
 from specbench_ss.runs.config import verification_text
 from specbench_ss.runs.records import Run
 from specbench_ss.stats import FEWEST
+from specbench_ss.storage import write_text
 
 CLOSES = 0.02  # share of a step by which its parts, from another clock, may differ from it without a note
 SHOWN_SHARE = 0.0005  # of a step: less is 0.0 %
@@ -795,12 +797,13 @@ def write_result(result: Result, about: Mapping[str, Any], folder: Path) -> list
         folder.mkdir(parents=True, exist_ok=True)
         for i, grid in enumerate(result.all_grids()):
             paths.append(folder / (TABLE if i == 0 else f"{grid.name}.csv"))
-            with paths[-1].open("w", newline="", encoding="utf-8") as file:
-                writer = csv.writer(file, lineterminator="\n")
-                writer.writerows([[column.title for column in grid.columns], *grid.rows])
+            csv.writer(text := io.StringIO(), lineterminator="\n").writerows(
+                [[column.title for column in grid.columns], *grid.rows]
+            )
+            write_text(paths[-1], text.getvalue())
         paths.append(folder / RESULT)
-        text = json.dumps({**about, **asdict(result)}, indent=1, ensure_ascii=False, default=str)
-        paths[-1].write_text(text + "\n", encoding="utf-8")
+        content = json.dumps({**about, **asdict(result)}, indent=1, ensure_ascii=False, default=str)
+        write_text(paths[-1], content + "\n")
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {os_reason(error)}") from error
     return paths

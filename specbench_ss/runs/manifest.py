@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from specbench_ss import user_files
+from specbench_ss import storage, user_files
 from specbench_ss.engine.decoder import Decoder, reference_spec
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.timing import cuda_settings
@@ -180,7 +180,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """Return the manifest of the run directory `path`. Raises UserError if it is missing or incomplete."""
     file = path / MANIFEST
     try:
-        manifest = user_files.parse(file.read_bytes())
+        manifest = user_files.parse(storage.read_bytes(file))
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             version = manifest.get("format") if isinstance(manifest, dict) else None
             if isinstance(version, int) and version > FORMAT:

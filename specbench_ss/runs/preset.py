@@ -15,7 +15,7 @@ import yaml
 from specbench_ss import user_files
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.options import value_text
-from specbench_ss.storage import replacing
+from specbench_ss.storage import replacing, temporary
 from specbench_ss.user_files import mapping, read_bytes
 
 FORMAT = 1
@@ -94,10 +94,9 @@ def check_writable(path: Path) -> None:
         if path.is_dir():
             raise UserError(f"cannot write {path}: it is a folder")
         read_preset(path)  # only a preset may be replaced
-    trial = path.with_name(path.name + ".tmp")
-    try:  # access rights are not conclusive
-        trial.touch()
-        trial.unlink()
+    try:
+        with temporary(path):  # access rights are not conclusive
+            pass
     except OSError as error:
         raise UserError(f"cannot write {path}: {os_reason(error)}") from error
 

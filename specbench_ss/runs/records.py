@@ -348,6 +348,13 @@ class SampleRecord(KeyedRecord):
         self.finish, self.token_ids = generation.finish, list(generation.tokens)
         self.prefill_s, self.decode_s, self.wall_s = generation.prefill_s, generation.decode_s, generation.wall_s
 
+    def without_numbers(self) -> SampleRecord:
+        """Return the failed sample that replaces this one when its steps are lost."""
+        identity = (getattr(self, name) for name in ("category", "index", "position", "seed"))
+        return SampleRecord(
+            *self.key, *identity, self.suite_edition, self.suite_hash, "failed", error="its steps are lost"
+        )
+
     @classmethod
     def read(cls, line: bytes) -> SampleRecord:
         """Parse a line of JSON. Unknown fields are ignored.

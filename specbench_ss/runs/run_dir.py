@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import IO, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -50,7 +50,7 @@ from specbench_ss.runs.records import (
     step_line,
 )
 from specbench_ss.runs.records import ConcurrencyResult as ConcurrencyResult
-from specbench_ss.runs.step_files import PARQUET, StepLines, read_step_lines, stored_steps
+from specbench_ss.runs.step_files import PARQUET, read_step_lines, stored_steps
 from specbench_ss.storage import in_use, lock
 from specbench_ss.suite import Message, Question
 
@@ -188,11 +188,16 @@ _read_concurrency = user_files.decoder(ConcurrencyResult)
 
 
 def read_concurrency(path: Path) -> tuple[list[ConcurrencyResult], list[SampleRecord]]:
-    """Return the committed levels of a run directory with their requests. Raises UserError for a damaged line."""
+    """Return the committed levels of a run directory whose requests are all there, with these requests.
+
+    Raises UserError for a damaged line.
+    """
     levels: dict[ConcurrencyKey, ConcurrencyResult] = {
         one.key: one for one in storage.scan(path / CONCURRENCY, _read_concurrency)[0]
     }
     rows = {(*row.key, row.load): row for row in storage.scan(path / REQUESTS, SampleRecord.read)[0]}
+    found = Counter((row.method, row.load, row.repeat) for row in rows.values())
+    levels = {key: level for key, level in levels.items() if found[key] == level.requests}
     return list(levels.values()), [r for r in rows.values() if (r.method, r.load, r.repeat) in levels]
 
 
@@ -230,7 +235,7 @@ class RunDir:
         self.compared_keys = set(compared_keys)
         self._process = os.getpid()
         self._lock, self._write_errors = lock_fd, dict[str, str]()
-        self._files = {name: (path / name).open("ab", buffering=0) for name in (STEPS, SAMPLES, OUTPUT_MATCH)}
+        self._files = {name: _appending(path / name) for name in (STEPS, SAMPLES, OUTPUT_MATCH)}
 
     @classmethod
     def open(cls, where: OutputOptions, manifest: dict[str, Any], questions: Sequence[Question] = ()) -> RunDir:
@@ -272,7 +277,7 @@ class RunDir:
         """Commit a level: write its requests, then the level, and flush each to the disk."""
         with self._write_access():
             for name, records in ((REQUESTS, [row.as_dict() for row in rows]), (CONCURRENCY, [level.as_dict()])):
-                with (self.path / name).open("ab", buffering=0) as file:
+                with _appending(self.path / name) as file:
                     storage.append(file, records)
 
     def append_optional(self, name: str, line: dict[str, Any]) -> str:
@@ -286,7 +291,7 @@ class RunDir:
                 return self._write_errors[name]
             try:
                 if name not in self._files:
-                    self._files[name] = (self.path / name).open("ab", buffering=0)
+                    self._files[name] = _appending(self.path / name)
                 storage.append(self._files[name], [line])
             except ValueError as e:  # NaN or infinity: nothing of the line was written
                 return f"a line of {name} could not be written: {e}"
@@ -330,6 +335,10 @@ class RunDir:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def _appending(file: Path) -> IO[bytes]:
+    return open(file, "ab", buffering=0, opener=storage.ordinary)
 
 
 def check_out(where: OutputOptions) -> bool:
@@ -402,13 +411,17 @@ def read_run(path: Path) -> Run:
     if manifest["status"] == "running" and not in_use(path):
         manifest["status"] = KILLED
     rows = latest(storage.scan(path / SAMPLES, SampleRecord.read)[0])
+    steps = stored_steps(path, (path / SAMPLES, path / STEPS))
+    if steps is None:
+        steps = read_step_lines(path / STEPS).steps({row.key: _n_steps(row) for row in rows})
+    rows = _with_steps(rows, steps)
     keys = {row.key for row in rows}
     verdicts = latest(storage.scan(path / OUTPUT_MATCH, read_output_match)[0])
     return Run(
         path,
         manifest,
         rows,
-        _steps(path, rows),
+        steps,
         [verdict for verdict in verdicts if verdict.key in keys],
         read_questions(path),
         [verdict for verdict in storage.scan(path / JUDGE, read_judged)[0] if verdict.key in keys],
@@ -422,21 +435,18 @@ def judging(path: Path) -> Iterator[Callable[[JudgeVerdict], None]]:
     with _os_errors(path), contextlib.ExitStack() as stack:
         stack.callback(os.close, lock(path))
         storage.cut(path / JUDGE, read_judged)
-        file = stack.enter_context((path / JUDGE).open("ab", buffering=0))
+        file = stack.enter_context(_appending(path / JUDGE))
         yield lambda verdict: storage.append(file, [verdict.as_dict()])
 
 
-def _steps(path: Path, rows: Iterable[SampleRecord]) -> Steps:
-    stored = stored_steps(path, (path / SAMPLES, path / STEPS))
-    return _steps_of(path, read_step_lines(path / STEPS), rows) if stored is None else stored
+def _n_steps(row: SampleRecord) -> int:
+    """Return the number of stored steps that a sample needs."""
+    return row.steps or 0 if row.ok and not row.counted else 0
 
 
-def _steps_of(path: Path, lines: StepLines, rows: Iterable[SampleRecord]) -> Steps:
-    """Return the steps of the successful samples. Raises UserError if some are missing."""
-    try:
-        return lines.steps({row.key: row.steps or 0 for row in rows if row.ok and not row.counted})
-    except ValueError as error:
-        raise UserError(f"{path / STEPS} is damaged: {error}") from None
+def _with_steps(rows: Iterable[SampleRecord], steps: Steps) -> list[SampleRecord]:
+    """Return the samples without those whose steps are lost, which count as not measured."""
+    return [row for row in rows if not _n_steps(row) or row.key in steps.place]
 
 
 def read_questions(path: Path) -> list[Question]:
@@ -446,13 +456,13 @@ def read_questions(path: Path) -> list[Question]:
     """
     file = path / QUESTIONS
     try:
-        return [Question(*msgspec.structs.astuple(stored)) for stored in _read_questions(file.read_bytes())]
+        return [Question(*msgspec.structs.astuple(stored)) for stored in _read_questions(storage.read_bytes(file))]
     except FileNotFoundError:
         return []
     except OSError as e:
         raise UserError(f"cannot read {file}: {os_reason(e)}") from e
     except ValueError as e:
-        raise UserError(f"{file} is damaged: {e}") from e
+        raise UserError(f"{file} is damaged: {e}; --resume writes it again") from e
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
@@ -463,13 +473,18 @@ def latest(records: Iterable[Record]) -> list[Record]:
 def _recover(path: Path, manifest: Mapping[str, Any]) -> tuple[list[SampleRecord], list[Key]]:
     """Truncate incomplete last lines; return the successful samples and the keys with a verdict.
 
+    A sample whose steps are lost becomes a failed one, so that steps of another attempt are never taken for its own.
     Verdicts on a failed sample or reference do not count, since a resumed run may replace them.
     """
     rows = latest(storage.cut(path / SAMPLES, SampleRecord.read))
     verdicts = latest(storage.cut(path / OUTPUT_MATCH, read_output_match))
     lines = read_step_lines(path / STEPS)
-    _steps_of(path, lines, rows)
+    measured = _with_steps(rows, lines.steps({row.key: _n_steps(row) for row in rows}))
     storage.truncate(path / STEPS, lines.end)
+    if len(measured) < len(rows):
+        kept = {row.key for row in measured}
+        with _appending(path / SAMPLES) as file:
+            storage.append(file, [row.without_numbers().as_dict() for row in rows if row.key not in kept])
     readers = {
         TELEMETRY: _read_readings,
         DRAFTS: _read_drafts,
@@ -478,7 +493,7 @@ def _recover(path: Path, manifest: Mapping[str, Any]) -> tuple[list[SampleRecord
     }
     for name, read in readers.items():
         storage.cut(path / name, read)
-    good = [row for row in rows if row.ok]
+    good = [row for row in measured if row.ok]
     done = {row.key for row in good}
     current = (v for v in verdicts if v.key in done and compared_with(v, manifest) in done)
     return good, [verdict.key for verdict in current if verdict.reason not in FAILED]

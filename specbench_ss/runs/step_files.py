@@ -60,6 +60,11 @@ class Block:
     start: int
     stop: int
 
+    @property
+    def size(self) -> int:
+        """Return the number of lines."""
+        return self.stop - self.start
+
 
 @dataclass(frozen=True, slots=True)
 class StepLines:
@@ -70,16 +75,13 @@ class StepLines:
     end: int
 
     def steps(self, wanted: Mapping[Key, int]) -> Steps:
-        """Return the steps of these samples in the order of the file; of several blocks of a sample, the last one.
+        """Return the steps of these samples in the order of the file, without samples of which some steps are missing.
 
-        wanted: number of steps of each sample. Raises ValueError if some are missing.
+        wanted: number of steps of each sample. Of several blocks of a sample, the last one counts.
         """
-        last = {block.key: block for block in self.blocks if block.key in wanted}
-        counts = {key: block.stop - block.start for key, block in last.items() if not block.first}
-        for key, count in wanted.items():
-            if count and counts.get(key) != count:
-                raise ValueError(f"it lacks steps of {key[0]} turn {key[1] + 1} of {key[2]}")
-        blocks = sorted((last[key] for key, count in wanted.items() if count), key=lambda block: block.start)
+        last = {block.key: block for block in self.blocks}
+        blocks = [block for block in last.values() if not block.first and block.size == (wanted.get(block.key) or -1)]
+        blocks.sort(key=lambda block: block.start)
         ranges = [np.arange(block.start, block.stop) for block in blocks]
         sizes = [len(indices) for indices in ranges]
         columns = (
@@ -116,7 +118,7 @@ def _extend(blocks: list[Block], lines: list[_Line], number: int) -> None:
     last = blocks[-1] if blocks else None
     for row, line in enumerate(lines, number):
         key = (line.question_id, line.turn, line.method, line.repeat)
-        if last is not None and line.index == last.first + last.stop - last.start and last.key == key:
+        if last is not None and line.index == last.first + last.size and last.key == key:
             last.stop += 1
         else:
             blocks.append(last := Block(key, line.index, row, row + 1))

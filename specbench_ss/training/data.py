@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from specbench_ss.conversations import Conversation, read_conversation
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.models.checkpoint import HUB_ID
 from specbench_ss.models.load import template_hash
-from specbench_ss.storage import cache_folder, replacing, sync_folder
+from specbench_ss.storage import cache_folder, replacing, replacing_folder, write_json
 from specbench_ss.training.chat_format import Rendered, Renderer
 from specbench_ss.training.self_distill import ResponseCache, own_documents
 from specbench_ss.user_files import Row, read_bytes, read_rows, read_text
@@ -174,26 +173,22 @@ def cached(folder: Path, about: Mapping[str, Any], build: Callable[[Path], Built
             fcntl.flock(file, fcntl.LOCK_EX)  # released by the system when the process ends
             if not done.exists():
                 work.mkdir(exist_ok=True)
-                _store(build(work), about, folder / f"{key}.part", done)
+                _store(build(work), about, done)
                 shutil.rmtree(work)
     except OSError as error:
         raise UserError(f"cannot store training rows in {folder}: {os_reason(error)}") from None
     return _read(done, SPLITS[0]), _read(done, SPLITS[1])
 
 
-def _store(built: Built, about: Mapping[str, Any], part: Path, done: Path) -> None:
-    """Write everything into a temporary folder, flush it to the disk, then rename the folder."""
-    shutil.rmtree(part, ignore_errors=True)  # left by a killed process
-    part.mkdir()
-    for split, rows in zip(SPLITS, built, strict=True):
-        for name in ARRAYS:
-            with replacing(part / f"{split}-{name}.npy") as file:
-                np.save(file, getattr(rows, name))
-    counts = {split: asdict(rows.counts) for split, rows in zip(SPLITS, built, strict=True)}
-    with replacing(part / "about.json") as file:
-        file.write(json.dumps({"about": about, "counts": counts}, indent=1).encode())
-    os.rename(part, done)
-    sync_folder(done.parent)
+def _store(built: Built, about: Mapping[str, Any], done: Path) -> None:
+    """Write everything into the new folder, and flush it to the disk."""
+    with replacing_folder(done) as part:
+        for split, rows in zip(SPLITS, built, strict=True):
+            for name in ARRAYS:
+                with replacing(part / f"{split}-{name}.npy") as file:
+                    np.save(file, getattr(rows, name))
+        counts = {split: asdict(rows.counts) for split, rows in zip(SPLITS, built, strict=True)}
+        write_json(part / "about.json", {"about": about, "counts": counts})
 
 
 def _read(done: Path, split: str) -> TrainingRows:

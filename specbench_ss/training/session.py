@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shlex
@@ -258,8 +257,7 @@ def measure(kind: type[DrafterTrainer], weights: str, config: TrainConfig) -> No
         "regenerate_responses": config.regenerate_responses,
         "accuracies": accuracies,
     }
-    path = config.out / ACCURACIES_FILE
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    write_json(path := config.out / ACCURACIES_FILE, content)
     for i, row in enumerate(accuracies):
         print(f"head {i + 1}: top-1 {row[0]:.3f}, top-{len(row)} {sum(row):.3f}")
     name = kind.method

@@ -18,7 +18,8 @@ from rich.console import Console
 
 from specbench_ss.bench.build_config import default_out, method_specs, recording_of
 from specbench_ss.cli import run_output
-from specbench_ss.cli.main import COMMANDS, main
+from specbench_ss.cli.commands import COMMANDS
+from specbench_ss.cli.main import main
 from specbench_ss.cli.placeholders import only_prints
 from specbench_ss.cli.run_output import Progress
 from specbench_ss.errors import UserError

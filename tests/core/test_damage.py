@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,23 @@ from specbench_ss.errors import UserError
 from specbench_ss.results.analysis import load_run
 from specbench_ss.results.sample_checks import unfinished
 from specbench_ss.runs.config import OutputOptions
-from specbench_ss.runs.records import OutputMatch, SampleRecord
-from specbench_ss.runs.run_dir import MANIFEST, OUTPUT_MATCH, QUESTIONS, SAMPLES, STEPS, RunDir, read_run
+from specbench_ss.runs.records import KEY, ConcurrencyResult, OutputMatch, SampleRecord, step_line
+from specbench_ss.runs.run_dir import (
+    DRAFTS,
+    JUDGE,
+    MANIFEST,
+    OUTPUT_MATCH,
+    QUESTIONS,
+    SAMPLES,
+    STEPS,
+    TELEMETRY,
+    RunDir,
+    read_drafts,
+    read_run,
+    read_telemetry,
+)
 from specbench_ss.suite import SuiteData
+from specbench_ss.user_files import encoded
 from tests import fabricated
 from tests.core import test_rundir
 from tests.core.test_rundir import put
@@ -59,37 +73,86 @@ def _go_on(run: RunDir) -> list[int]:
     return todo
 
 
-@pytest.mark.parametrize("name", [SAMPLES, OUTPUT_MATCH])
+@pytest.mark.parametrize("name", LINES)
 def test_a_last_line_that_is_cut_is_made_again(path: Path, name: str) -> None:
     before = {name: (path / name).read_bytes() for name in LINES}
     end = len(before[name]) - 1
     start = before[name].rfind(b"\n", 0, end) + 1
-    for size in [start, *random.Random(0).sample(range(start + 1, end), 10), end]:
+    for size in [0, *range(start, end, 5), end]:
         put(path, {**before, name: before[name][:size]})
-        run = read_run(path)
-        assert unfinished(run) and len(run.rows) == len(NUMBERS) - (name == SAMPLES)
+        found = read_run(path)
+        lost = {OUTPUT_MATCH: 0, SAMPLES: 1, STEPS: 1}[name] if size else {OUTPUT_MATCH: 0, SAMPLES: 6, STEPS: 4}[name]
+        assert unfinished(found) and len(found.rows) == len(NUMBERS) - lost
         assert (path / name).read_bytes() == before[name][:size]  # reading changes nothing
         with RunDir.open(OutputOptions(path, resume=True), _manifest(), test_rundir.QUESTIONS) as resumed:
-            assert _go_on(resumed) == ([5] if name == SAMPLES else [])
+            assert len(_go_on(resumed)) == lost
             resumed.update(status="complete")
         done = read_run(path)
-        assert [row.index for row in done.rows] == list(NUMBERS) and not unfinished(done)
-        assert [done.steps.of(row.key).steps() for row in done.rows] == [sample(i)[1] for i in NUMBERS]
+        assert sorted(row.index for row in done.rows) == list(NUMBERS) and not unfinished(done)
+        assert all(done.steps.of(row.key).steps() == sample(row.index)[1] for row in done.rows)
         assert len(done.output_match) == len(KEPT)
 
 
-def test_steps_that_are_lost_are_one_line(path: Path) -> None:
-    before = (path / STEPS).read_bytes()
-    lines = before.splitlines(keepends=True)
-    for left, stated in ((lines[:-1], "q2 turn 1 of m"), (lines[1:], "q0 turn 1 of m"), ([], "q0 turn 1 of m")):
-        put(path, {STEPS: b"".join(left)})
-        for act in (
-            lambda: read_run(path),
-            lambda: RunDir.open(OutputOptions(path, resume=True), _manifest(), test_rundir.QUESTIONS),
-        ):
-            with pytest.raises(UserError, match=f"steps.jsonl is damaged: it lacks steps of {stated}"):
-                act()
-        assert (path / STEPS).read_bytes() == b"".join(left)
+def test_steps_of_a_second_attempt_are_not_those_of_the_first(path: Path) -> None:
+    """A run is killed between the steps and the line of a sample whose earlier steps are lost."""
+    (path / STEPS).write_bytes((path / STEPS).read_bytes()[:-57])
+    row, steps = sample(5)
+    with RunDir.open(OutputOptions(path, resume=True), _manifest(), test_rundir.QUESTIONS) as run:
+        assert row.key not in run.rows
+    again = b"".join(encoded(step_line(row.key, i, replace(step, total_s=9.0))) for i, step in enumerate(steps))
+    (path / STEPS).write_bytes((path / STEPS).read_bytes() + again)
+    found = {row.index: row for row in read_run(path).rows}
+    assert not found[5].ok and "steps are lost" in (found[5].error or "") and found[4].ok
+
+
+@pytest.mark.parametrize("name", [TELEMETRY, DRAFTS, JUDGE])
+def test_an_optional_file_that_is_cut_loses_that_line_alone(path: Path, name: str) -> None:
+    key = dict(zip(KEY, sample(5)[0].key, strict=True))
+    fields = {
+        TELEMETRY: {"attempt": 0, "started": 1.0},
+        JUDGE: {"judge": "j", "prompts": "p", "digest": "d", "score": 1},
+    }
+    content = encoded(key | fields.get(name, {}))
+    for size in range(len(content)):
+        (path / name).write_bytes(content + content[:size])
+        assert not unfinished(read_run(path)) and len((read_telemetry if name == TELEMETRY else read_drafts)(path)) < 2
+        RunDir.open(OutputOptions(path, resume=True), _manifest(), test_rundir.QUESTIONS).close()
+        assert (path / name).read_bytes() == (content + content[:size] if name == JUDGE else content)
+
+
+def test_a_level_whose_requests_are_lost_is_made_again(path: Path) -> None:
+    rows = [replace(sample(i)[0], concurrency=2) for i in KEPT]
+    with RunDir.open(OutputOptions(path, resume=True), _manifest(), test_rundir.QUESTIONS) as run:
+        run.append_concurrency(ConcurrencyResult("m", 2, 0, 0.0, 1.0, 1.0, len(rows)), rows)
+    assert len(read_run(path).concurrency) == 1
+    for name in ("requests.jsonl", "concurrency.jsonl"):
+        whole = (path / name).read_bytes()
+        (path / name).write_bytes(whole[:-7])
+        found = read_run(path)
+        assert not found.concurrency and not found.requests
+        (path / name).write_bytes(whole)
+
+
+@pytest.mark.parametrize("size", [0, 1, 40])
+def test_questions_that_are_cut_are_written_again(path: Path, size: int) -> None:
+    whole = (path / QUESTIONS).read_bytes()
+    (path / QUESTIONS).write_bytes(whole[:size])
+    with pytest.raises(UserError, match="--resume"):
+        read_run(path)
+    RunDir.open(OutputOptions(path, resume=True), _manifest(), test_rundir.QUESTIONS).close()
+    assert (path / QUESTIONS).read_bytes() == whole
+
+
+@pytest.mark.parametrize("name", [*LINES, QUESTIONS, MANIFEST, TELEMETRY, DRAFTS, JUDGE, "requests.jsonl"])
+@pytest.mark.parametrize("device", ["", "/dev/zero"])
+def test_pipes_and_devices_are_refused(path: Path, name: str, device: str) -> None:
+    (path / name).unlink(missing_ok=True)
+    (path / name).symlink_to(device) if device else os.mkfifo(path / name)
+    with pytest.raises(UserError, match=f"{name}.*pipe"):
+        _ = read_run(path), read_drafts(path), read_telemetry(path)
+    if name != JUDGE:  # which a run does not open
+        with pytest.raises(UserError, match="pipe"):
+            RunDir.open(OutputOptions(path, resume=True), _manifest(), test_rundir.QUESTIONS)
 
 
 def test_verdicts_that_are_lost_are_stated(path: Path) -> None:
@@ -107,7 +170,7 @@ def test_a_file_that_is_a_folder_is_one_line(path: Path, name: str) -> None:
         lambda: read_run(path),
         lambda: RunDir.open(OutputOptions(path, resume=True), _manifest(), test_rundir.QUESTIONS),
     ):
-        with pytest.raises(UserError, match=rf"(?i){name}: is a directory"):
+        with pytest.raises(UserError, match=rf"(?i){name}: (is a directory|it is a folder)"):
             act()
 
 

@@ -263,7 +263,7 @@ def test_killed_in_the_middle_of_writing_nothing_is_there_and_the_next_one_makes
     assert ended.returncode == 0, ended.stderr.decode()
     whole = load(tmp_path / "whole", simple(40)).train.ids
     for folder in folders:
-        assert {p.suffix for p in (folder / "cache").iterdir()} == {".lock", ".part", ".work"}
+        assert {p.suffix for p in (folder / "cache").iterdir()} == {".lock", ".tmp", ".work"}
         assert np.array_equal(load(folder, simple(40)).train.ids, whole)
         assert {p.suffix for p in (folder / "cache").iterdir()} == {".lock", ""}
 
