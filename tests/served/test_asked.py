@@ -76,7 +76,7 @@ def test_counters_are_those_of_the_model_and_of_all_processes() -> None:
     plain = read_metrics("vllm:generation_tokens_total 500\n", "m")
     assert isinstance(plain, Reading) and plain.since(Reading(100, 0, 0, 0), 3) == SpecCounts(0, 0, 0)
     for text, stated in (
-        ("a{b 1", "not in Prometheus format"),
+        ("vllm:generation_tokens{b 1", "not in Prometheus format"),
         ("", "has none of"),
         ("sglang:spec_accept_length 2.9\n", "has none of"),
         (page("m", 3).replace("3.0", "NaN"), "not integers"),

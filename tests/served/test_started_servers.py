@@ -73,7 +73,7 @@ def test_servers_answer_the_blocks_in_turn_and_all_ends_with_the_run(
     port: int, questions: Path, tmp_path: Path
 ) -> None:
     drafting = fake(metrics="vllm", per_chunk=2, drafted=3)
-    servers = file_of(tmp_path, port, {"plain": fake(metrics="vllm"), "drafting": drafting}, blocks=2)
+    servers = file_of(tmp_path, port, {"plain": fake(metrics="vllm", step_s=0.002), "drafting": drafting}, blocks=2)
     made = measured(servers, questions, tmp_path / "r", concurrency="2")
     rows = made.samples.sort_values("started")
     assert set(rows["status"]) == {"ok"} and len(rows) == 10
