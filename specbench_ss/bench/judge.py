@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from specbench_ss.bench.build_config import address
-from specbench_ss.bench.server_client import AnswerError, LostConnectionError, Reply, Server, StatusError
+from specbench_ss.bench.server_client import Answer, AnswerError, Server
 from specbench_ss.errors import UserError, known_words
 from specbench_ss.runs.records import JudgeVerdict, Key, Run, SampleRecord, answer_hash
 from specbench_ss.runs.run_dir import judging
@@ -199,10 +200,9 @@ def _conversation_of(
 KEY = "OPENAI_API_KEY"
 
 
-TRANSIENT = (408, 409, 429)  # statuses after which a request is repeated, as after those from 500 on
 LONGEST_S = 60.0  # pause before the next request, at most
 
-Ask = Callable[[list[Message]], Reply]
+Ask = Callable[[list[Message]], Answer]
 Commit = Callable[[JudgeVerdict], None]
 
 
@@ -217,16 +217,15 @@ def asking(model: str, base_url: str, retries: int, max_tokens: int, timeout_s: 
     server = Server("judge", base_url, key, timeout_s)
     server.model, server.key_hint = model, f"{KEY} is the variable with the key"
 
-    def ask(messages: list[Message], attempt: int = 0) -> Reply:
-        try:
-            return server.reply(messages, {"max_tokens": max_tokens, "temperature": 0})
-        except AnswerError as error:
-            code, wait_s = (error.code, error.wait_s) if isinstance(error, StatusError) else (0, 0.0)
-            transient = code >= 500 or code in TRANSIENT or isinstance(error, LostConnectionError)
-            if attempt >= retries or not transient:
-                raise UserError(f"the judge at {server.shown_url} failed: {error}") from None
-            time.sleep(min(LONGEST_S, max(wait_s, 0.5 * 2**attempt)))
-        return ask(messages, attempt + 1)
+    def ask(messages: list[Message]) -> Answer:
+        for attempt in count():
+            try:
+                return server.ask_whole(messages, {"max_tokens": max_tokens, "temperature": 0})
+            except AnswerError as error:
+                if attempt >= retries or not error.transient:
+                    raise UserError(f"the judge at {server.shown_url} failed: {error}") from None
+                time.sleep(min(LONGEST_S, max(error.wait_s, 0.5 * 2 ** min(attempt, 8))))
+        raise AssertionError
 
     return ask
 
@@ -242,7 +241,7 @@ def judge(path: Path, plan: Plan, ask: Ask, workers: int, progress: Callable[[in
     with judging(path) as commit:
         for digest in (digest for digest in plan.keys if digest in plan.judged):
             verdict = plan.judged[digest]
-            _commit(plan, digest, verdict.score, Reply(verdict.text, None, None), commit)
+            _commit(plan, digest, verdict.score, Answer(text=verdict.text), commit)
         try:
             for digest, reply in _replies(plan, ask, workers):
                 score, done = rating(reply.text), done + 1
@@ -254,7 +253,7 @@ def judge(path: Path, plan: Plan, ask: Ask, workers: int, progress: Callable[[in
     return unrated
 
 
-def _replies(plan: Plan, ask: Ask, workers: int) -> Iterator[tuple[str, Reply]]:
+def _replies(plan: Plan, ask: Ask, workers: int) -> Iterator[tuple[str, Answer]]:
     """Yield digests with their replies in order of arrival. After the first error no more requests are sent."""
     with ThreadPoolExecutor(workers) as pool:
         conversation = {pool.submit(ask, plan.messages[digest]): digest for digest in plan.to_send}
@@ -272,10 +271,10 @@ def _replies(plan: Plan, ask: Ask, workers: int) -> Iterator[tuple[str, Reply]]:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _commit(plan: Plan, digest: str, score: float | None, reply: Reply, commit: Commit) -> None:
+def _commit(plan: Plan, digest: str, score: float | None, reply: Answer, commit: Commit) -> None:
     """Store one reply for every sample with this answer; its tokens are counted at the first of them."""
     for i, key in enumerate(plan.keys[digest]):
-        tokens = (None, None) if i else (reply.input_tokens, reply.output_tokens)
+        tokens = (None, None) if i or not reply.tokens else (reply.prompt_tokens, reply.tokens)
         verdict = JudgeVerdict(*key, plan.judge.name, plan.prompts, digest, score, reply.text, *tokens)
         verdict.host, verdict.max_tokens = plan.judge.host, plan.judge.max_tokens
         verdict.answer = answer_hash(plan.texts[key])

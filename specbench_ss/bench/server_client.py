@@ -71,7 +71,9 @@ MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # errors 
 
 
 class AnswerError(UserError):
-    """A failed request, with the reason."""
+    """A failed request, with the reason. transient: another request may succeed, after `wait_s` at the earliest."""
+
+    transient, wait_s = False, 0.0
 
 
 Name = Annotated[str, msgspec.Meta(max_length=100)]
@@ -103,6 +105,7 @@ class Choice(msgspec.Struct):
     """One of the answers; only one is requested. token_ids, response_token_ids: as vLLM and SGLang call them."""
 
     delta: Delta | None = None
+    message: Delta | None = None  # in place of `delta`, of an answer in one piece
     finish_reason: Name | None = None
     logprobs: Logprobs | None = None
     token_ids: list[Count] | None = None
@@ -128,32 +131,7 @@ class Event(msgspec.Struct):
     error: Any = None
 
 
-class _Message(msgspec.Struct):
-    content: str | None = None
-
-
-class _Whole(msgspec.Struct):
-    message: _Message
-
-
-class _Completion(msgspec.Struct):
-    """An answer in one piece."""
-
-    choices: Annotated[list[_Whole], msgspec.Meta(min_length=1)]
-    usage: Usage | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """An answer in one piece. input_tokens, output_tokens: the server's counts, if any."""
-
-    text: str
-    input_tokens: int | None
-    output_tokens: int | None
-
-
 _read = msgspec.json.Decoder(Event).decode
-_read_completion = msgspec.json.Decoder(_Completion).decode
 
 
 def payloads(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -341,7 +319,7 @@ class Answer:
         """
         before = self.chunks, self.finish
         for choice in event.choices or ():
-            delta = choice.delta
+            delta = choice.delta or choice.message
             reasoning = (delta.reasoning_content or delta.reasoning or "") if delta else ""
             self.token_ids += choice.token_ids or choice.response_token_ids or ()
             self.logprobs += (choice.logprobs and choice.logprobs.content) or ()
@@ -422,6 +400,7 @@ PAGE_S = 10.0  # time limit of pages other than answers
 PAGE = 4 << 20  # bytes of such a page
 LAGS, LAG_S = 5, 0.05  # readings of counters that lag behind an answer, and seconds between them
 DRAIN_S = 1.0  # for a stream to end after its last event
+TRANSIENT = (408, 409, 429)  # statuses after which another request may succeed, as after those from 500 on
 REFUSED = {401: "requires a key, or another one", 403: "refuses access"}
 TEXT = "text"
 
@@ -545,23 +524,23 @@ class Server:
                 response.close()
         answer.sent_at = exchange.sent_at
         answer.checked(self.tokenize)
-        answer.text, answer.reasoning = map(self._without_key, (answer.text, answer.reasoning))
+        answer.text, answer.reasoning = (self.hidden(text, SHORTEST) for text in (answer.text, answer.reasoning))
         return answer
 
-    def reply(self, messages: Sequence[Message], settings: Mapping[str, Any]) -> Reply:
-        """Request an answer in one piece, within `timeout_s`. Raise AnswerError if there is none."""
+    def ask_whole(self, messages: Sequence[Message], settings: Mapping[str, Any]) -> Answer:
+        """Request an answer in one piece, within `timeout_s`. Only its text and its counts are set."""
+        answer = Answer(settings["max_tokens"])
         body = {"model": self.model, "messages": list(messages), **settings}
         with self._exchange("whole answer", self.timeout_s) as exchange:
             page = self._whole(self._send("POST", f"{self.url}/chat/completions", exchange, body))
-        if page.status_code != 200:
-            raise self.refusal(page)
-        try:
-            completion = _read_completion(page.content)
-        except MALFORMED:
-            raise self.error(f"{self.shown_url} gave no OpenAI-compatible answer: {shown(page.content)}") from None
-        usage = completion.usage
-        counted = (usage.prompt_tokens, usage.completion_tokens) if usage else (None, None)
-        return Reply(self._without_key(completion.choices[0].message.content or ""), *counted)
+            if page.status_code != 200:
+                raise self.refusal(page)
+            content = event(page.content)
+            if not content.choices:
+                raise AnswerError(f"{self.shown_url} gave no OpenAI-compatible answer: {shown(page.content)}")
+            answer.add(content, 0.0)
+        answer.text = self.hidden("".join(answer.parts), SHORTEST)
+        return answer
 
     def _send(self, method: str, url: str, exchange: Exchange, body: Any = None) -> httpx.Response:
         """Send a request and return the response after its headers; the body is not read."""
@@ -590,12 +569,10 @@ class Server:
         wait_s = response.headers.get("retry-after", "")
         text = f"{url} answers {code} {response.reason_phrase}: {message_of(response.content)}{hint}"
         if code in REFUSED:
-            text = f"the server {REFUSED[code]} ({code}: {message_of(response.content)}): {self.key_hint}"
+            text = (
+                f"the server {REFUSED[code]} ({code}): {self.key_hint}; its answer is: {message_of(response.content)}"
+            )
         return StatusError(code, self.hidden(text), float(wait_s) if wait_s.isdecimal() else 0.0)
-
-    def error(self, text: str) -> AnswerError:
-        """Return an error with a text of the server, on one line and without secrets."""
-        return AnswerError(self.hidden(text))
 
     @contextmanager
     def _exchange(self, awaited: str, progress_s: float, total_s: float = math.inf) -> Iterator[Exchange]:
@@ -623,22 +600,18 @@ class Server:
             return error if content == str(error) else AnswerError(content)
         if isinstance(error, httpx.InvalidURL | UnicodeError):
             return AnswerError(f"{ascii(self.shown_url)} is no server address: {content}")
-        if isinstance(error, httpx.ConnectError):
-            return LostConnectionError(f"cannot reach {self.shown_url}: {content}")
-        return LostConnectionError(f"the connection to {self.shown_url} failed: {content}")
+        unreached = isinstance(error, httpx.ConnectError)
+        text = f"cannot reach {self.shown_url}" if unreached else f"the connection to {self.shown_url} failed"
+        failure = AnswerError(f"{text}: {content}")
+        failure.transient = True
+        return failure
 
-    def hidden(self, text: str) -> str:
-        """Return a text without the key and the password."""
-        return without(text, self._secrets)
-
-    def _without_key(self, text: str) -> str:
-        """Return a text of the model without the key; a short one may be an ordinary word."""
-        return without(text, [secret for secret in self._secrets if len(secret) >= SHORTEST])
+    def hidden(self, text: str, shortest: int = 1) -> str:
+        """Return a text without the key and the password. shortest: characters of these."""
+        return without(text, (secret for secret in self._secrets if len(secret) >= shortest))
 
     def _cleaned(self, data: bytes) -> bytes:
-        for secret in self._secrets:
-            data = data.replace(secret.encode(), b"***") if len(secret) >= SHORTEST else data
-        return data
+        return self.hidden(data.decode("latin-1"), SHORTEST).encode("latin-1")
 
     def _whole(self, response: httpx.Response) -> httpx.Response:
         """Return a response with its body, and close it. Raise AnswerError for a body over the limit."""
@@ -675,16 +648,12 @@ FAULTS = (
 )
 
 
-class LostConnectionError(AnswerError):
-    """A connection that was not made or broke."""
-
-
 class StatusError(AnswerError):
-    """An HTTP error with its status. wait_s: seconds after which the server accepts another request, or 0."""
+    """An HTTP error with its status."""
 
     def __init__(self, code: int, text: str, wait_s: float = 0.0) -> None:
         super().__init__(text)
-        self.code, self.wait_s = code, wait_s
+        self.code, self.wait_s, self.transient = code, wait_s, code >= 500 or code in TRANSIENT
 
 
 def without_user(url: str) -> str:

@@ -259,38 +259,29 @@ def manifest_for(
     baseline = config.endpoints[0].label
     model = dict.fromkeys(("hash", "parameters", "context_length", "chat_template"))
     model |= {"name": probed[0].server.model if probed else MODEL, "dtype": AS_SERVED, "device": AS_SERVED}
-    methods = [_entry(server, baseline) for server in probed]
-    methods += [_started_entry(one, baseline) for one in config.endpoints if one.command]
+    methods = [_entry(one, baseline) for one in (*probed, *(e for e in config.endpoints if e.command))]
     return manifest_of(config, data, command, model, methods) | {"baseline": baseline}
 
 
-def _entry(probed: ProbedServer, baseline: str) -> dict[str, Any]:
-    server, about = probed.server, probed.about
-    version = {"version": about["version"]} if about["version"] else {}
+def _entry(one: ProbedServer | Endpoint, baseline: str) -> dict[str, Any]:
+    """Return the entry of a server; its first start adds what a server is that the run starts itself."""
+    served: Mapping[str, Any] = {}
+    if isinstance(one, Endpoint):
+        label, resolved, summary = one.label, described(one), "started by the run"
+    else:
+        label, summary = one.server.label, f"served at {one.server.shown_url}"
+        version = {"version": one.about["version"]} if one.about["version"] else {}
+        resolved = {"url": one.server.shown_url, "model": one.server.model, **version}  # must be equal for --resume
+        served = {name: value for name, value in one.about.items() if name != "version"}
     return {
-        "label": server.label,
+        "label": label,
         "name": "endpoint",
         "options": {},
-        "resolved": {"url": server.shown_url, "model": server.model, **version},  # must be equal for --resume
-        "served": {name: value for name, value in about.items() if name != "version"},
+        "resolved": resolved,
+        "served": served,
         "lossless": True,  # as speculative decoding promises
         "reference": baseline,
-        "summary": f"served at {server.shown_url}",
-        "paper": "",
-    }
-
-
-def _started_entry(endpoint: Endpoint, baseline: str) -> dict[str, Any]:
-    """Return the entry of a server before its first start, which adds what it is."""
-    return {
-        "label": endpoint.label,
-        "name": "endpoint",
-        "options": {},
-        "resolved": described(endpoint),
-        "served": {},
-        "lossless": True,
-        "reference": baseline,
-        "summary": "started by the run",
+        "summary": summary,
         "paper": "",
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,51 +36,37 @@ def accounted(rows: Sequence[SampleRecord]) -> list[SampleRecord]:
     Equal outputs have equal numbers: the one that a server reported, else the largest number of pieces. Others are
     estimated from the length of their text, at the tokens per byte of the server with the best count.
     """
-    if all(row.counted != "chunks" for row in rows):
-        return list(rows)
-    best: dict[Any, tuple[bool, int]] = {}
-    for row in rows:
-        if row.ok:
-            best[_output(row)] = max(best.get(_output(row), (False, 0)), _rank(row))
-    density = _densities(rows)
-    sure = {row.method for row in rows if row.counted in COUNTED}
-    reference = max(density, key=lambda label: (label in sure, density[label]), default="")
-    joined = {label for label in density if density[label] < ONE_EACH * density[reference]}
-    return [_recounted(row, best, density[reference] if row.method in joined else 0.0) for row in rows]
-
-
-def _rank(row: SampleRecord) -> tuple[bool, int]:
-    return row.counted in COUNTED, row.tokens or 0
+    guessed = {row.method for row in rows if row.counted == "chunks"}
+    best: defaultdict[Any, tuple[bool, int]] = defaultdict(lambda: (False, 0))
+    sums: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])  # tokens and bytes of each server
+    for row in rows if guessed else ():
+        if row.ok and row.counted:
+            best[_output(row)] = max(best[_output(row)], (row.counted in COUNTED, row.tokens or 0))
+            sums[row.method] = [sums[row.method][0] + (row.tokens or 0), sums[row.method][1] + _size(row)]
+    density = {label: tokens / size for label, (tokens, size) in sums.items() if size}
+    highest = max(density, key=lambda label: (label not in guessed, density[label]), default="")
+    joined = {label for label in density if label in guessed and density[label] < ONE_EACH * density[highest]}
+    return [
+        _recounted(row, *best[_output(row)], density[highest] if row.method in joined else 0.0)
+        if row.counted == "chunks" and row.ok
+        else row
+        for row in rows
+    ]
 
 
 def _output(row: SampleRecord) -> Any:
     return row.question_id, row.turn, row.text, row.reasoning or ""
 
 
-def _bytes(row: SampleRecord) -> int:
+def _size(row: SampleRecord) -> int:
     return len(((row.text or "") + (row.reasoning or "")).encode(errors="surrogatepass"))
 
 
-def _densities(rows: Sequence[SampleRecord]) -> dict[str, float]:
-    """Return the tokens per byte of text of each server, by its best count."""
-    sums: dict[tuple[str, bool], list[int]] = defaultdict(lambda: [0, 0])
-    for row in rows:
-        if row.ok and row.counted:
-            of = sums[row.method, row.counted in COUNTED]
-            of[0], of[1] = of[0] + (row.tokens or 0), of[1] + _bytes(row)
-    return {label: tokens / size for (label, _), (tokens, size) in sorted(sums.items()) if size}
-
-
-def _recounted(row: SampleRecord, best: Mapping[Any, tuple[bool, int]], density: float) -> SampleRecord:
-    """Return the sample with the number of an equal output, or, where that is its own, an estimate by its length."""
-    if row.counted != "chunks" or not row.ok:
-        return row
-    tokens = best[_output(row)][1]
+def _recounted(row: SampleRecord, sure: bool, tokens: int, density: float) -> SampleRecord:
+    """Return the sample with the number of an equal output, or an estimate by its length if no other one is better."""
     way: Any = "equal output"
-    if best[_output(row)] == _rank(row):
-        if not density:
-            return row
-        tokens, way = max(1, round(density * _bytes(row))), "length"
+    if not sure and tokens == row.tokens:
+        tokens, way = (max(1, round(density * _size(row))), "length") if density else (tokens, "chunks")
     new = replace(row, tokens=tokens, counted=way)
     new.decode_s = decode_seconds(new)
     if new.steps is not None and new.accepted_tokens is not None:

@@ -47,8 +47,8 @@ class Behaviour:
     that it really waits before each piece. buffered: tokens of the first piece. pause: seconds that it really waits
     before each answer, so that requests in flight are seen together. counted: sent as usage in mode `miscount`.
     timings: in place of llama.cpp's.
-    page: how it misbehaves at pages: `endless`, `drip`, `silent`, or `deep`. answers: samples of a run by the last
-    message; their outputs and counts are sent, as vLLM sends them.
+    page: how it misbehaves at pages: `endless`, `drip`, `silent`, `gzip`, or `deep`. answers: samples of a run by the
+    last message; their outputs and counts are sent, as vLLM sends them.
     """
 
     models: tuple[str, ...] = ("m",)
@@ -145,6 +145,8 @@ class Handler(BaseHTTPRequestHandler):
             self._send(200, '{"data":' + "[" * 200_000)
         elif self.how.page:
             self.send_response(200)
+            if self.how.page == "gzip":
+                self.send_header("Content-Encoding", "gzip")
             self.send_header("Content-Type", "application/json")
             self.end_headers()
             if self.how.page == "endless":

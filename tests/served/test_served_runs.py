@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -160,6 +161,45 @@ def test_without_usage_pieces_are_counted_and_the_results_state_so(questions: Pa
     found = {check.name: check for check in checks(read_run(made.path), summarise(read_run(made.path)))}
     assert found["tokens"].state == "warning" and "strict, silent" in found["tokens"].sentence
     assert len([body for body in one.behaviour.asked if "stream_options" in body]) == 1  # asked once, then never more
+
+
+def test_equal_outputs_have_equal_numbers_of_tokens(questions: Path, tmp_path: Path) -> None:
+    """A server without usage that joins tokens gets the count of the other one, reported or of pieces."""
+    for usage, way in ((True, "usage"), (False, "chunks")):
+        one, joined = Behaviour(usage=usage, buffered=1), Behaviour(usage=False, buffered=4)
+        with serving(one) as first, serving(joined) as second:
+            made = measured([first, second], ["one", "joined"], questions, tmp_path / way, limit=4)
+        rows = made.samples.set_index("method")
+        assert set(rows.loc["one", "counted"]) == {way} and set(rows.loc["joined", "counted"]) == {"equal output"}
+        assert set(rows["tokens"]) == {8} and set(rows.loc["joined", "chunks"]) == {5}
+        found = {check.name: check for check in made.checks}
+        assert found["tokens"].state == "warning" and "equal output" in found["tokens"].sentence
+        assert {row.counted for row in stored(made.path) if row.method == "joined"} == {"chunks"}
+
+
+def stored(run: Path) -> list[SampleRecord]:
+    return [SampleRecord.read(line.encode()) for line in (run / "samples.jsonl").read_text().splitlines()]
+
+
+def test_servers_that_count_equal_outputs_differently_have_no_ratio(questions: Path, tmp_path: Path) -> None:
+    with serving() as one, serving(Behaviour(mode="miscount", counted=6)) as other:
+        made = measured([one, other], ["one", "other"], questions, tmp_path / "r")
+    row = made.summary(all=True).query("task == 'overall' and method == 'other'").iloc[0]
+    assert row["comparison"] == "invalid" and math.isnan(row["speedup"]) and "equal outputs" in " ".join(row["health"])
+    assert made.headline.startswith("Unreliable (invalid)")
+
+
+@pytest.mark.parametrize(("buffered", "known"), [(1, True), (5, True), (8, False)])
+def test_tokens_of_the_first_text_are_not_in_the_time_per_token(
+    buffered: int, known: bool, questions: Path, tmp_path: Path
+) -> None:
+    with serving(Behaviour(buffered=buffered, step_s=0.02)) as one:
+        made = measured([one], ["one"], questions, tmp_path / "r", limit=1)
+    for row in made.run.rows:
+        assert (row.decode_s is not None) == known and row.first_chunks == 1
+        if row.decode_s is not None:
+            assert 0.02 <= row.decode_s / (row.tokens - 1) < 0.06
+            assert row.decode_s == pytest.approx((row.wall_s - row.prefill_s) * 7 / (8 - buffered))
 
 
 def test_resuming_loses_nothing_and_repeats_nothing(questions: Path, tmp_path: Path) -> None:
