@@ -22,6 +22,7 @@ from specbench_ss.errors import UserError, did_you_mean, expanded
 from specbench_ss.models.devices import check_one_device, device_names
 from specbench_ss.models.load import template_text
 from specbench_ss.options import REFERENCE, MethodSpec, encodable, registered_name, split_methods
+from specbench_ss.redaction import redacted_words, without
 from specbench_ss.runs.config import GOODPUT, Endpoint, OutputOptions, Recording, RunConfig, StoppingRule, Workers
 from specbench_ss.runs.preset import Preset, read_preset
 from specbench_ss.runs.run_options import MODEL_MODES, MODES, MOST_REPEATS, RAY, SERVER, TIMEOUT_S, RunOptions, flag
@@ -366,12 +367,7 @@ class Access:
 
     def hidden(self, words: Sequence[str]) -> list[str]:
         """Return a command line without users, passwords and keys."""
-        secrets = [key for key in self.keys if key]
-        secrets += [urlsplit(url).netloc.rpartition("@")[0] + "@" for url in self.urls if "@" in urlsplit(url).netloc]
-        masked = list(words)
-        for secret in secrets:
-            masked = [word.replace(secret, "***@" if secret.endswith("@") else "***") for word in masked]
-        return masked
+        return [without(word, filter(None, self.keys)) for word in redacted_words(words)]
 
 
 def access_of(options: RunOptions) -> Access:
@@ -424,19 +420,19 @@ def _each(name: str, given: list[str] | None, servers: int) -> list[str | None]:
     return values * servers if len(values) == 1 else values
 
 
-def address(url: str) -> str:
+def address(url: str, option: str = "--endpoint") -> str:
     """Return an address without credentials. Raise UserError for an invalid API address."""
     try:
         parts = urlsplit(url.strip())
         host, _ = parts.hostname, parts.port
     except ValueError as e:
-        raise UserError(f"--endpoint {_shown(url)}: {e}") from None
+        raise UserError(f"{option} {_shown(url)}: {e}") from None
     if any(c.isspace() or not c.isprintable() for c in url.strip()):
-        raise UserError(f"--endpoint {_shown(url)}: an address has no spaces and no control characters")
+        raise UserError(f"{option} {_shown(url)}: an address has no spaces and no control characters")
     if parts.scheme not in ("http", "https") or not host:
-        raise UserError(f"--endpoint {_shown(url)}: an address must start with http:// or https:// and have a host")
+        raise UserError(f"{option} {_shown(url)}: an address must start with http:// or https:// and have a host")
     if parts.query or parts.fragment:
-        raise UserError(f"--endpoint {_shown(url)}: an address must not have ? or #; use --api-key-env for keys")
+        raise UserError(f"{option} {_shown(url)}: an address must not have ? or #; use --api-key-env for keys")
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
 
 

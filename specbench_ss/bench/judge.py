@@ -10,14 +10,18 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from specbench_ss.errors import UserError, first_line, known_words
+from specbench_ss.bench.build_config import address
+from specbench_ss.bench.server_client import Answer, AnswerError, Server
+from specbench_ss.errors import UserError, known_words
 from specbench_ss.runs.records import JudgeVerdict, Key, Run, SampleRecord, answer_hash
 from specbench_ss.runs.run_dir import judging
 from specbench_ss.suite import Question
@@ -111,12 +115,7 @@ class Judge:
     @classmethod
     def at(cls, name: str, base_url: str, max_tokens: int) -> Judge:
         """Return the judge at an endpoint. Raise UserError for an invalid address."""
-        try:
-            parts = urlsplit(base_url)
-            port = f":{parts.port}" if parts.port else ""
-        except ValueError as error:
-            raise UserError(f"--base-url {base_url} is not an address: {error}") from None
-        return cls(name, f"{parts.hostname or ''}{port}", max_tokens)
+        return cls(name, urlsplit(address(base_url, "--base-url")).netloc.lower(), max_tokens)
 
 
 @dataclass(slots=True)
@@ -201,47 +200,34 @@ def _conversation_of(
 KEY = "OPENAI_API_KEY"
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """Reply of the judge. input_tokens, output_tokens: the endpoint's counts, if any."""
+LONGEST_S = 60.0  # pause before the next request, at most
 
-    text: str
-    input_tokens: int | None
-    output_tokens: int | None
-
-
-class Endpoint:
-    """Endpoint of a judge model. The package retries transient errors with growing pauses.
-
-    Raise UserError if the package is missing.
-    """
-
-    def __init__(self, model: str, base_url: str, retries: int, max_tokens: int, timeout: float = 120.0) -> None:
-        try:
-            import openai
-        except ImportError:
-            raise UserError("a judge requires the package openai: pip install -e '.[judge]'") from None
-        self.model, self.base_url, self.max_tokens = model, base_url, max_tokens
-        key = os.environ.get(KEY) or "none"  # local servers need no key
-        self._client = openai.OpenAI(api_key=key, base_url=base_url, max_retries=retries, timeout=timeout)
-        self._failure: type[Exception] = openai.OpenAIError
-
-    def ask(self, messages: list[Message]) -> Reply:
-        """Return the judge's reply. Raise UserError if the endpoint refuses or is unreachable."""
-        request: dict[str, Any] = {"model": self.model, "messages": messages, "max_tokens": self.max_tokens}
-        try:
-            completion = self._client.chat.completions.create(**request, temperature=0)
-        except self._failure as error:
-            raise UserError(f"the judge at {self.base_url} failed: {first_line(error)}") from None
-        if not getattr(completion, "choices", None):  # an HTML page is returned as text
-            raise UserError(f"the judge at {self.base_url} gave no OpenAI-compatible answer")
-        usage = completion.usage
-        counted = (usage.prompt_tokens, usage.completion_tokens) if usage else (None, None)
-        return Reply(completion.choices[0].message.content or "", *counted)
-
-
-Ask = Callable[[list[Message]], Reply]
+Ask = Callable[[list[Message]], Answer]
 Commit = Callable[[JudgeVerdict], None]
+
+
+def asking(model: str, base_url: str, retries: int, max_tokens: int, timeout_s: float = 120.0) -> Ask:
+    """Return a function that requests a rating of a judge model. It repeats requests after transient errors.
+
+    It raises UserError if the endpoint refuses or is unreachable.
+    """
+    key = os.environ.get(KEY)  # local servers need none
+    if key and not (key.isascii() and key.isprintable()):
+        raise UserError(f"{KEY}: the key must be printable ASCII")
+    server = Server("judge", base_url, key, timeout_s)
+    server.model, server.key_hint = model, f"{KEY} is the variable with the key"
+
+    def ask(messages: list[Message]) -> Answer:
+        for attempt in count():
+            try:
+                return server.ask_whole(messages, {"max_tokens": max_tokens, "temperature": 0})
+            except AnswerError as error:
+                if attempt >= retries or not error.transient:
+                    raise UserError(f"the judge at {server.shown_url} failed: {error}") from None
+                time.sleep(min(LONGEST_S, max(error.wait_s, 0.5 * 2 ** min(attempt, 8))))
+        raise AssertionError
+
+    return ask
 
 
 def judge(path: Path, plan: Plan, ask: Ask, workers: int, progress: Callable[[int, int], None]) -> int:
@@ -255,7 +241,7 @@ def judge(path: Path, plan: Plan, ask: Ask, workers: int, progress: Callable[[in
     with judging(path) as commit:
         for digest in (digest for digest in plan.keys if digest in plan.judged):
             verdict = plan.judged[digest]
-            _commit(plan, digest, verdict.score, Reply(verdict.text, None, None), commit)
+            _commit(plan, digest, verdict.score, Answer(text=verdict.text), commit)
         try:
             for digest, reply in _replies(plan, ask, workers):
                 score, done = rating(reply.text), done + 1
@@ -267,7 +253,7 @@ def judge(path: Path, plan: Plan, ask: Ask, workers: int, progress: Callable[[in
     return unrated
 
 
-def _replies(plan: Plan, ask: Ask, workers: int) -> Iterator[tuple[str, Reply]]:
+def _replies(plan: Plan, ask: Ask, workers: int) -> Iterator[tuple[str, Answer]]:
     """Yield digests with their replies in order of arrival. After the first error no more requests are sent."""
     with ThreadPoolExecutor(workers) as pool:
         conversation = {pool.submit(ask, plan.messages[digest]): digest for digest in plan.to_send}
@@ -285,10 +271,10 @@ def _replies(plan: Plan, ask: Ask, workers: int) -> Iterator[tuple[str, Reply]]:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _commit(plan: Plan, digest: str, score: float | None, reply: Reply, commit: Commit) -> None:
+def _commit(plan: Plan, digest: str, score: float | None, reply: Answer, commit: Commit) -> None:
     """Store one reply for every sample with this answer; its tokens are counted at the first of them."""
     for i, key in enumerate(plan.keys[digest]):
-        tokens = (None, None) if i else (reply.input_tokens, reply.output_tokens)
+        tokens = (None, None) if i or not reply.tokens else (reply.prompt_tokens, reply.tokens)
         verdict = JudgeVerdict(*key, plan.judge.name, plan.prompts, digest, score, reply.text, *tokens)
         verdict.host, verdict.max_tokens = plan.judge.host, plan.judge.max_tokens
         verdict.answer = answer_hash(plan.texts[key])

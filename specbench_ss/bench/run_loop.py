@@ -23,6 +23,7 @@ from specbench_ss.runs.environment import busy, changed_since, environment, now
 from specbench_ss.runs.output_match import FAILED, check_readable, not_compared
 from specbench_ss.runs.records import ConcurrencyKey, OutputMatch, SampleRecord
 from specbench_ss.runs.run_dir import RunDir, RunStore, read_concurrency
+from specbench_ss.runs.server_tokens import accounted
 from specbench_ss.suite import Suite, SuiteData
 
 
@@ -170,11 +171,11 @@ class RunLoop(ABC):
         answering = {row.method for row in self.run_dir.rows.values() if row.ok}
         labels = [self.baseline, *(x for x in self.labels if x != self.baseline and x in answering)]
         made = self.run_dir.manifest.get("repeats_made") or self.config.repeats
-        while not (why := why_stop(list(self.run_dir.rows.values()), labels, made, self.goal)):
+        while not (why := why_stop(accounted([*self.run_dir.rows.values()]), labels, made, self.goal)):
             made += 1
             self.run_dir.update(repeats_made=made)
             yield self._repeats(made - 1, made)
-        self.run_dir.update(target_ci=reached(list(self.run_dir.rows.values()), labels, made, self.goal, why))
+        self.run_dir.update(target_ci=reached(accounted([*self.run_dir.rows.values()]), labels, made, self.goal, why))
 
     def warn_and_keep(self, text: str) -> None:
         """Give a warning now and keep it for the readers of the results."""

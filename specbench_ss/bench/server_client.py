@@ -17,14 +17,15 @@ import re
 import socket
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from ipaddress import ip_address
 from types import TracebackType
-from typing import Any, Literal
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Literal
+from urllib.parse import unquote, urlsplit
 
 import httpx
 import msgspec
@@ -41,6 +42,7 @@ from specbench_ss.bench.server_counts import (
     read_metrics,
 )
 from specbench_ss.errors import UserError
+from specbench_ss.redaction import SHORTEST, without
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.version import __version__
 
@@ -59,7 +61,8 @@ def settings(config: RunConfig, longest: int, seed: int) -> dict[str, Any]:
 NEEDS = "reading /metrics requires prometheus-client: pip install -e '.[endpoint]'"
 
 DONE = b"[DONE]"
-FIELD = re.compile(rb"(data|event|id|retry)?:")  # start of a line of an event stream
+FIELD = re.compile(rb"[\w-]*:|(data|event|id|retry)$")  # start of a line of an event stream
+END = re.compile(rb"\r\n|\n|\r(?=[^\n])")  # of a line; a last CR may be half of an end
 LINE = 1 << 20  # bytes of one line of an answer
 MOST = 64 << 20  # bytes of one answer
 SHOWN = 120  # characters of a server's text in messages
@@ -68,7 +71,12 @@ MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # errors 
 
 
 class AnswerError(UserError):
-    """A failed request, with the reason."""
+    """A failed request, with the reason. transient: another request may succeed, after `wait_s` at the earliest."""
+
+    transient, wait_s = False, 0.0
+
+
+Name = Annotated[str, msgspec.Meta(max_length=100)]
 
 
 class Delta(msgspec.Struct):
@@ -97,7 +105,8 @@ class Choice(msgspec.Struct):
     """One of the answers; only one is requested. token_ids, response_token_ids: as vLLM and SGLang call them."""
 
     delta: Delta | None = None
-    finish_reason: str | None = None
+    message: Delta | None = None  # in place of `delta`, of an answer in one piece
+    finish_reason: Name | None = None
     logprobs: Logprobs | None = None
     token_ids: list[Count] | None = None
     response_token_ids: list[Count] | None = None
@@ -114,7 +123,7 @@ class Usage(msgspec.Struct):
 class Event(msgspec.Struct):
     """One event of the stream. Unknown fields are ignored."""
 
-    choices: list[Choice] | None = None
+    choices: Annotated[list[Choice], msgspec.Meta(max_length=1)] | None = None
     usage: Usage | None = None
     timings: Timings | None = None
     metrics: VllmMetrics | None = None
@@ -126,12 +135,19 @@ _read = msgspec.json.Decoder(Event).decode
 
 
 def payloads(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the data of each event as soon as its line is complete. Raise AnswerError for any other line."""
+    """Yield the data of each event, as the standard of server-sent events has it. Raise AnswerError for other text."""
+    data = bytearray()
     for line in _lines(pieces):
         if line.startswith(b"data:"):
-            yield line[5:].strip()
+            data += line[5:].removeprefix(b" ") + b"\n"
+            _check_length(data)
+        elif not line and data:  # the end of an event
+            yield bytes(data[:-1])
+            data = bytearray()
         elif line and not FIELD.match(line):
             raise AnswerError(f"the response is not a server-sent event stream: {shown(line)}")
+    if data:
+        yield bytes(data[:-1])
 
 
 def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -142,18 +158,19 @@ def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
         if size > MOST:
             raise AnswerError(f"the server sent over {MOST >> 20} MiB in one answer")
         buffer += piece
-        if b"\n" in piece:
-            *whole, buffer = buffer.split(b"\n")
+        if b"\n" in piece or b"\r" in piece:
+            *whole, rest = END.split(buffer)
             for line in whole:
-                yield bytes(_bounded(line).rstrip(b"\r"))
-        _bounded(buffer)
+                _check_length(line)
+                yield bytes(line)
+            buffer = bytearray(rest)
+        _check_length(buffer)
     yield bytes(buffer.rstrip(b"\r"))
 
 
-def _bounded(line: bytearray) -> bytearray:
+def _check_length(line: bytes | bytearray) -> None:
     if len(line) > LINE:
         raise AnswerError(f"the server sent a line over {LINE >> 20} MiB")
-    return line
 
 
 def event(data: bytes) -> Event:
@@ -257,7 +274,9 @@ class Exchange:
 
 OVER = 1  # allowed tokens above max_tokens: a counted EOS
 HIDDEN = 16  # allowed tokens without text: EOS, reasoning markers
-PAST_END = 64  # allowed accepted tokens beyond the end of an answer: engines count them before they cut it
+TOKEN = 1 << 10  # bytes of one token's text, at most
+TOGETHER_S = 5e-4  # pieces of text with shorter gaps between them were not decoded one after another
+SILENT = ("ignore_eos", "min_tokens")  # settings by which tokens without text follow the end of a text
 
 
 @dataclass(slots=True)
@@ -266,13 +285,15 @@ class Answer:
 
     max_tokens: int = 0  # as requested
     stop: Sequence[str] = ()  # as requested
+    silent: bool = False  # tokens without text were requested
     text: str = ""
     reasoning: str = ""  # text before the answer, of models that think
     finish: str = ""
     tokens: int = 0
-    counted: Literal["usage", "chunks"] = "chunks"  # `tokens` is the server's count, or the number of `chunks`
+    counted: Literal["usage", "tokenizer", "chunks"] = "chunks"  # source of `tokens`; `chunks` is a guess
     chunks: int = 0  # pieces of text
     text_bytes: int = 0  # of text and reasoning
+    first: tuple[int, int, int] = (0, 0, 0)  # chunks, bytes and token ids that arrived with the first piece of text
     prompt_tokens: int | None = None
     ttft_s: float | None = None  # to the first piece
     wall_s: float = 0.0
@@ -283,25 +304,28 @@ class Answer:
     parts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
 
+    @property
+    def first_share(self) -> float:
+        """Return the share of the output that arrived with the first text, by token ids if all are there."""
+        _, text_bytes, ids = self.first
+        if self.token_ids and len(self.token_ids) == self.tokens:
+            return ids / self.tokens
+        return text_bytes / self.text_bytes if self.text_bytes else 1.0
+
     def add(self, event: Event, at_s: float) -> bool:
         """Add an event at `at_s` seconds after the request; return True if the answer grew or ended.
 
-        Raise AnswerError for more pieces of text than tokens are possible.
+        Raise AnswerError for more text or tokens than max_tokens allows.
         """
         before = self.chunks, self.finish
         for choice in event.choices or ():
-            delta = choice.delta
+            delta = choice.delta or choice.message
             reasoning = (delta.reasoning_content or delta.reasoning or "") if delta else ""
             self.token_ids += choice.token_ids or choice.response_token_ids or ()
             self.logprobs += (choice.logprobs and choice.logprobs.content) or ()
             if delta and (delta.content or reasoning):
-                self.parts.append(delta.content or "")
-                self.thoughts.append(reasoning)
-                self.text_bytes += len((self.parts[-1] + reasoning).encode(errors="surrogatepass"))
-                self.chunks += 1
-                self.ttft_s = at_s if self.ttft_s is None else self.ttft_s
-                self.wall_s = at_s
-            if choice.finish_reason:
+                self._add_text(delta.content or "", reasoning, at_s)
+            if choice.finish_reason and not self.finish:
                 self.finish, self.wall_s = choice.finish_reason, at_s
         if event.usage is not None:
             self.tokens, self.prompt_tokens = event.usage.completion_tokens, event.usage.prompt_tokens
@@ -310,51 +334,65 @@ class Answer:
         for report in (*reports, *(choice.speculative_decoding for choice in event.choices or ())):
             if report is not None:
                 self.spec = of_request(report) or self.spec
-        if self.chunks > self.max_tokens + HIDDEN:
-            raise AnswerError(f"the server sent {self.chunks} pieces of text with max_tokens {self.max_tokens}")
+        sizes = {"pieces of text": self.chunks, "token ids": len(self.token_ids), "tokens": len(self.logprobs)}
+        for name, size in (*sizes.items(), ("KiB of text", self.text_bytes // TOKEN)):
+            if size > self.max_tokens + HIDDEN:
+                raise AnswerError(f"the server sent {size} {name} with max_tokens {self.max_tokens}")
         return before != (self.chunks, self.finish)
+
+    def _add_text(self, text: str, reasoning: str, at_s: float) -> None:
+        together = not self.chunks or (self.chunks == self.first[0] and at_s - self.wall_s < TOGETHER_S)
+        self.parts.append(text)
+        self.thoughts.append(reasoning)
+        self.text_bytes += len((text + reasoning).encode(errors="surrogatepass"))
+        self.chunks += 1
+        self.ttft_s = at_s if self.ttft_s is None else self.ttft_s
+        self.wall_s = at_s
+        if together:
+            self.first = self.chunks, self.text_bytes, len(self.token_ids)
 
     def count_from(self, moment: float) -> None:
         """Count the times of a checked answer from this reading of the clock."""
         waited = self.sent_at - moment
         self.ttft_s, self.wall_s, self.sent_at = (self.ttft_s or 0.0) + waited, self.wall_s + waited, moment
 
-    def checked(self) -> Answer:
-        """Return the answer after the end of its stream. Raise AnswerError if it is incomplete or implausible."""
+    def checked(self, tokenize: Callable[[str], int] | None = None) -> Answer:
+        """Return the answer after the end of its stream. Raise AnswerError if it is incomplete or implausible.
+
+        tokenize: counts the tokens of a text that the server did not count.
+        """
         if not self.finish:
             position = f"after {self.chunks} pieces of text" if self.chunks else "before any text"
             raise AnswerError(f"the stream ended {position}, without a finish reason")
         if self.counted == "usage" and not self.tokens and self.chunks:
             raise AnswerError(f"the server counts 0 tokens in an answer of {self.chunks} pieces of text")
+        self.text, self.reasoning = "".join(self.parts), "".join(self.thoughts)
         if self.counted == "chunks":
             self.tokens = self.chunks
+            if tokenize is not None and self.chunks:
+                self.tokens, self.counted = max(1, tokenize(self.reasoning + self.text)), "tokenizer"
         if not self.tokens:
             raise AnswerError("the stream had no text")
-        self._check_tokens()
-        self._check_drafts()
-        self.text, self.reasoning = "".join(self.parts), "".join(self.thoughts)
+        self._check_counts()
         self.ttft_s = self.wall_s if self.ttft_s is None else self.ttft_s
         return self
 
-    def _check_tokens(self) -> None:
-        """Raise AnswerError for more tokens than requested, or than the text has bytes."""
+    def _check_counts(self) -> None:
+        """Raise AnswerError for more tokens than requested or than the text can have, and for impossible drafts.
+
+        Tokens without text fill an output up to max_tokens, if they were requested, or if token ids prove them.
+        """
         if self.tokens > self.max_tokens + OVER:
-            verb = "counts" if self.counted == "usage" else "sent pieces of text that count as"
+            verb = "counts" if self.counted == "usage" else "sent text of"
             raise AnswerError(f"the server {verb} {self.tokens} tokens with max_tokens {self.max_tokens}")
         stop = max((len(text.encode()) for text in self.stop), default=0)  # not part of the text
-        if self.tokens > self.text_bytes + stop + HIDDEN:
+        full = self.finish == "length" and self.tokens >= self.max_tokens
+        explained = full or self.silent or len(self.token_ids) == self.tokens
+        if not explained and self.tokens > self.text_bytes + stop + HIDDEN:
             raise AnswerError(f"the server counts {self.tokens} tokens in a text of {self.text_bytes} bytes")
-
-    def _check_drafts(self) -> None:
-        """Raise AnswerError for counts that contradict each other or the answer."""
-        if self.spec is None:
-            return
-        if fault := self.spec.fault():
+        most = self.max_tokens if self.counted == "chunks" else self.tokens
+        if self.spec is not None and (fault := self.spec.fault(most)):
             raise AnswerError(f"the server {fault}")
-        if self.spec.accepted > self.tokens + PAST_END:
-            raise AnswerError(
-                f"the server counts {self.spec.accepted} accepted tokens in an answer of {self.tokens} tokens"
-            )
 
 
 Message = Mapping[str, str]
@@ -362,9 +400,9 @@ PAGE_S = 10.0  # time limit of pages other than answers
 PAGE = 4 << 20  # bytes of such a page
 LAGS, LAG_S = 5, 0.05  # readings of counters that lag behind an answer, and seconds between them
 DRAIN_S = 1.0  # for a stream to end after its last event
+TRANSIENT = (408, 409, 429)  # statuses after which another request may succeed, as after those from 500 on
 REFUSED = {401: "requires a key, or another one", 403: "refuses access"}
 TEXT = "text"
-KEY = "--api-key-env names the variable with the key"
 
 
 class Server:
@@ -382,12 +420,18 @@ class Server:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.label, self.url, self.clock, self.timeout_s = label, url.rstrip("/"), clock, timeout_s
+        self.key_hint = "--api-key-env names the variable with the key"
         self.shown_url, self.model, self.usage = without_user(self.url), "", True
         self.engine = ""  # as `server_counts.ENGINES` names it; empty: unknown
         self.fields: Mapping[str, Any] = {}  # of every request, in addition to the decoding parameters
         self.listed = 200  # status of the first request for its models
         self.no_counters = "" if find_spec("prometheus_client") else NEEDS  # reason why its counters are not read
-        self._secrets = [secret for secret in (key, urlsplit(url).password) if secret]
+        self._missed = 0  # readings of its counters that failed
+        self.tokenize: Callable[[str], int] | None = None  # counts tokens that the server does not count
+        parts = urlsplit(url)
+        known = (key, parts.password, unquote(parts.password or ""))
+        basic = b64encode(unquote(f"{parts.username}:{parts.password}").encode()).decode() if parts.password else ""
+        self._secrets = [secret for secret in (basic, *known) if secret]
         headers = {"User-Agent": f"ssbench/{__version__}", "Accept-Encoding": "identity", "Connection": "close"}
         headers |= {"Authorization": f"Bearer {key}"} if key else {}
         self._client = httpx.Client(
@@ -419,10 +463,7 @@ class Server:
         """Return a page with any status. Raise AnswerError if it is late or too long."""
         with self._exchange("whole page", min(PAGE_S, self.timeout_s)) as exchange:
             response = self._send("GET", url, exchange)
-            try:
-                return _whole(response)
-            finally:
-                response.close()
+            return self._whole(response)
 
     def alive(self) -> bool:
         """Return True if the server answers, or as at the start: some servers cannot list their models."""
@@ -437,9 +478,12 @@ class Server:
             return None
         try:
             page = self.get(f"{self.root}/metrics")
-        except AnswerError:  # it may answer the next time
+        except AnswerError as e:  # it may answer the next time
+            self._missed += 1
+            self.no_counters = str(e) if self._missed > LAGS else ""
             return None
-        counters = read_metrics(page.text, self.model) if page.status_code == 200 else "it has no /metrics"
+        text = page.content.decode(errors="replace")
+        counters = read_metrics(text, self.model) if page.status_code == 200 else "it has no /metrics"
         if isinstance(counters, str):
             self.no_counters = counters
             return None
@@ -462,7 +506,8 @@ class Server:
         """
         body = {"model": self.model, "messages": list(messages), "stream": True, **self.fields, **settings}
         body |= {"stream_options": {"include_usage": True}} if self.usage else {}
-        answer = Answer(settings["max_tokens"], settings.get("stop", ()))
+        silent = any(body.get(name) for name in SILENT)
+        answer = Answer(settings["max_tokens"], settings.get("stop", ()), silent)
         with self._exchange(TEXT, self.timeout_s, math.inf if most_s is None else most_s) as exchange:
             response = self._send("POST", f"{self.url}/chat/completions", exchange, body)
             try:
@@ -473,36 +518,61 @@ class Server:
                     if data == DONE:
                         _drain(pieces, exchange)
                         break
-                    if answer.add(event(data), at_s):
+                    if answer.add(event(self._cleaned(data)), at_s):
                         exchange.renew()
             finally:
                 response.close()
         answer.sent_at = exchange.sent_at
-        return answer.checked()
+        answer.checked(self.tokenize)
+        answer.text, answer.reasoning = (self.hidden(text, SHORTEST) for text in (answer.text, answer.reasoning))
+        return answer
+
+    def ask_whole(self, messages: Sequence[Message], settings: Mapping[str, Any]) -> Answer:
+        """Request an answer in one piece, within `timeout_s`. Only its text and its counts are set."""
+        answer = Answer(settings["max_tokens"])
+        body = {"model": self.model, "messages": list(messages), **settings}
+        with self._exchange("whole answer", self.timeout_s) as exchange:
+            page = self._whole(self._send("POST", f"{self.url}/chat/completions", exchange, body))
+            if page.status_code != 200:
+                raise self.refusal(page)
+            content = event(page.content)
+            if not content.choices:
+                raise AnswerError(f"{self.shown_url} gave no OpenAI-compatible answer: {shown(page.content)}")
+            answer.add(content, 0.0)
+        answer.text = self.hidden("".join(answer.parts), SHORTEST)
+        return answer
 
     def _send(self, method: str, url: str, exchange: Exchange, body: Any = None) -> httpx.Response:
         """Send a request and return the response after its headers; the body is not read."""
         wait = min(exchange.progress_s, exchange.total_s)
         extensions = {"trace": exchange.trace}
         request = self._client.build_request(method, url, json=body, timeout=wait, extensions=extensions)
-        return self._client.send(request, stream=True)
+        response = self._client.send(request, stream=True)
+        if (encoding := response.headers.get("content-encoding", "identity")) not in ("", "identity"):
+            response.close()
+            raise AnswerError(f"{self.shown_url} answers in an encoding that was not requested: {encoding[:SHOWN]}")
+        return response
 
     def _check(self, response: httpx.Response) -> None:
         """Raise AnswerError for a response that is no event stream."""
         kind = response.headers.get("content-type", "").partition(";")[0].strip()
         if response.status_code != 200:
-            raise self.refusal(_whole(response))
+            raise self.refusal(self._whole(response))
         if kind != "text/event-stream":
-            raise AnswerError(f"{self.shown_url} answers with {kind or 'no type'} instead of an event stream")
+            raise AnswerError(f"{self.shown_url} answers with {shown(kind.encode())} instead of an event stream")
 
     def refusal(self, response: httpx.Response) -> AnswerError:
         """Return the error for a refused page."""
         code, url = response.status_code, without_user(str(response.url))
-        if code in REFUSED:
-            return AnswerError(f"the server {REFUSED[code]} ({code}): {KEY}")
         hint = f"; is the address {self.shown_url}/v1?" if code == 404 and not self.url.endswith("/v1") else ""
-        content = self._hidden(message_of(response.content))
-        return StatusError(code, f"{url} answers {code} {response.reason_phrase}: {content}{hint}")
+        hint = "; redirects are not followed" if response.is_redirect else hint
+        wait_s = response.headers.get("retry-after", "")
+        text = f"{url} answers {code} {response.reason_phrase}: {message_of(response.content)}{hint}"
+        if code in REFUSED:
+            text = (
+                f"the server {REFUSED[code]} ({code}): {self.key_hint}; its answer is: {message_of(response.content)}"
+            )
+        return StatusError(code, self.hidden(text), float(wait_s) if wait_s.isdecimal() else 0.0)
 
     @contextmanager
     def _exchange(self, awaited: str, progress_s: float, total_s: float = math.inf) -> Iterator[Exchange]:
@@ -525,30 +595,38 @@ class Server:
                 raise AnswerError(f"{self.shown_url} sent {limit}")
 
     def _failure(self, error: Exception) -> AnswerError:
-        content = self._hidden(str(error)) or type(error).__name__
+        content = self.hidden(str(error)) or type(error).__name__
         if isinstance(error, AnswerError):
             return error if content == str(error) else AnswerError(content)
         if isinstance(error, httpx.InvalidURL | UnicodeError):
             return AnswerError(f"{ascii(self.shown_url)} is no server address: {content}")
-        if isinstance(error, httpx.ConnectError):
-            return AnswerError(f"cannot reach {self.shown_url}: {content}")
-        return AnswerError(f"the connection to {self.shown_url} failed: {content}")
+        unreached = isinstance(error, httpx.ConnectError)
+        text = f"cannot reach {self.shown_url}" if unreached else f"the connection to {self.shown_url} failed"
+        failure = AnswerError(f"{text}: {content}")
+        failure.transient = True
+        return failure
 
-    def _hidden(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return text
+    def hidden(self, text: str, shortest: int = 1) -> str:
+        """Return a text without the key and the password. shortest: characters of these."""
+        return without(text, (secret for secret in self._secrets if len(secret) >= shortest))
 
+    def _cleaned(self, data: bytes) -> bytes:
+        return self.hidden(data.decode("latin-1"), SHORTEST).encode("latin-1")
 
-def _whole(response: httpx.Response) -> httpx.Response:
-    """Return a response with its body. Raise AnswerError for a body over the limit."""
-    body = bytearray()
-    for piece in response.iter_bytes():
-        body += piece
-        if len(body) > PAGE:
-            raise AnswerError(f"{without_user(str(response.url))} answers with over {PAGE >> 20} MiB")
-    headers = {name: response.headers[name] for name in ("content-type", "server") if name in response.headers}
-    return httpx.Response(response.status_code, headers=headers, content=bytes(body), request=response.request)
+    def _whole(self, response: httpx.Response) -> httpx.Response:
+        """Return a response with its body, and close it. Raise AnswerError for a body over the limit."""
+        body = bytearray()
+        try:
+            for piece in response.iter_raw():
+                body += piece
+                if len(body) > PAGE:
+                    raise AnswerError(f"{without_user(str(response.url))} answers with over {PAGE >> 20} MiB")
+        finally:
+            response.close()
+        kept = ("content-type", "server", "retry-after")
+        headers = {name: shown(response.headers[name].encode()) for name in kept if name in response.headers}
+        content, code = self._cleaned(bytes(body)), response.status_code
+        return httpx.Response(code, headers=headers, content=content, request=response.request)
 
 
 def _drain(pieces: Iterator[bytes], exchange: Exchange) -> None:
@@ -573,9 +651,9 @@ FAULTS = (
 class StatusError(AnswerError):
     """An HTTP error with its status."""
 
-    def __init__(self, code: int, text: str) -> None:
+    def __init__(self, code: int, text: str, wait_s: float = 0.0) -> None:
         super().__init__(text)
-        self.code = code
+        self.code, self.wait_s, self.transient = code, wait_s, code >= 500 or code in TRANSIENT
 
 
 def without_user(url: str) -> str:

@@ -14,9 +14,13 @@ from itertools import accumulate, zip_longest
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-Counts = Annotated[list[Count], msgspec.Meta(max_length=1024)]
+DEEPEST = 1024  # tokens of a draft
+Counts = Annotated[list[Count], msgspec.Meta(max_length=DEEPEST + 1)]
+Lengths = list[Annotated[int, msgspec.Meta(ge=0, le=DEEPEST)]]
+PAST_END = 64  # allowed accepted tokens beyond the end of an output: engines count them before they cut it
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +48,21 @@ class SpecCounts:
         """
         return max(self.drafts or 0, later - self.accepted, chunks - 1, min(later, 1))
 
-    def fault(self) -> str:
-        """Return what is impossible in the counts, or ''."""
+    def fault(self, tokens: int, outputs: int = 1) -> str:
+        """Return what is impossible in the counts of outputs with so many tokens together, or ''.
+
+        Every step yields a token; one more may be an end token that is not counted.
+        """
+        if self.accepted > tokens + PAST_END * outputs:
+            return f"counts {self.accepted} accepted tokens in an answer of {tokens} tokens"
+        if self.drafts is not None and self.drafts > tokens + outputs:
+            return f"counts {self.drafts} steps in an answer of {tokens} tokens"
+        if self.drafted is not None and self.drafted > DEEPEST * (tokens + outputs):
+            return f"counts {self.drafted} drafted tokens in an answer of {tokens} tokens"
+        if sum(self.accepted_per_pos or ()) > self.accepted:
+            return f"counts {self.accepted} accepted tokens, and more by position"
+        if self.drafted is not None and sum(self.drafted_per_pos or ()) > self.drafted:
+            return f"counts {self.drafted} drafted tokens, and more by position"
         if self.drafted is not None and self.accepted > self.drafted:
             return f"counts {self.accepted} of {self.drafted} drafted tokens as accepted"
         if self.drafted is not None and self.drafts is not None and self.drafts > self.drafted:
@@ -61,7 +78,7 @@ class _VllmSpec(msgspec.Struct):
     num_accepted_draft_tokens: Count
     num_draft_tokens: Count
     acceptance_histogram: Counts | None = None
-    per_step_drafted: list[Count] | None = None
+    per_step_drafted: Lengths | None = None
 
 
 class VllmMetrics(msgspec.Struct):
@@ -112,7 +129,7 @@ def of_request(report: Report) -> SpecCounts | None:
                 spec.num_draft_tokens,
                 spec.num_accepted_draft_tokens,
                 per_pos,
-                _reached(spec.per_step_drafted),
+                None if spec.per_step_drafted is None else _per_pos(np.bincount(spec.per_step_drafted).tolist()),
             )
         case SglangExtension(spec_tokens_details=_SglangSpec(spec_num_correct_drafts=int(accepted)) as details):
             per_pos = _per_pos(details.spec_correct_drafts_histogram)
@@ -127,15 +144,8 @@ def of_request(report: Report) -> SpecCounts | None:
 
 
 def _per_pos(histogram: Sequence[int] | None) -> tuple[int, ...] | None:
-    """Return the acceptances of each position. histogram[i]: drafts of which i tokens were accepted."""
+    """Return how many drafts reached each position. histogram[i]: drafts of i tokens, drafted or accepted."""
     return None if histogram is None else tuple(reversed(list(accumulate(reversed(histogram[1:])))))
-
-
-def _reached(lengths: Sequence[int] | None) -> tuple[int, ...] | None:
-    """Return how many drafts had each position. lengths: of every draft."""
-    if lengths is None:
-        return None
-    return tuple(sum(length > i for length in lengths) for i in range(max(lengths, default=0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +202,9 @@ class Reading:
         return SpecCounts(drafts, drafted, accepted, per_pos or None)
 
 
+MOST_LINES = 10_000  # of an engine's counters
+
+
 def read_metrics(text: str, model: str) -> Reading | str:
     """Return the counters of a model, or the reason why there are none.
 
@@ -200,11 +213,13 @@ def read_metrics(text: str, model: str) -> Reading | str:
     """
     try:
         sums, per_pos = _sums(text, model)
-    except (ValueError, KeyError, IndexError, TypeError):
-        return "its /metrics is not in Prometheus format"
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+        return "its /metrics is not in Prometheus format, or too long"
     values = [*sums.values(), *per_pos.values()]
-    if not all(value >= 0 and value.is_integer() for value in values):
+    if not all(0 <= value <= 2**53 and value.is_integer() for value in values):
         return "its /metrics has counts that are not integers"
+    if not all(0 <= position < DEEPEST for position in per_pos):
+        return f"its /metrics has draft positions that are not from 0 to {DEEPEST - 1}"
     for names in ENGINES.values():
         if names.generated in sums:
             return _reading(names, {name: int(value) for name, value in sums.items()}, per_pos)
@@ -232,9 +247,12 @@ def _sums(text: str, model: str) -> tuple[dict[str, float], dict[int, float]]:
     from prometheus_client.parser import text_string_to_metric_families
 
     wanted = {name: names for names in ENGINES.values() for name in _names(names)}
+    lines = [line for line in text.split("\n") if line.startswith(tuple(wanted))]  # the parser is slow
+    if len(lines) > MOST_LINES:
+        raise ValueError(f"more than {MOST_LINES} lines of counters")
     samples = [
         (sample.name.removesuffix("_total"), sample)
-        for family in text_string_to_metric_families(text)
+        for family in text_string_to_metric_families("\n".join(lines) + "\n")
         for sample in family.samples
         if sample.name.removesuffix("_total") in wanted
     ]

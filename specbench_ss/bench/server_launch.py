@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,24 +16,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-import yaml
 
 from specbench_ss.errors import UserError, error_text, expanded, prefixed
 from specbench_ss.options import MethodSpec
+from specbench_ss.redaction import redacted, redacted_text, redacted_words
 from specbench_ss.runs.config import Endpoint
+from specbench_ss.user_files import mapping, read_bytes
 
 if TYPE_CHECKING:  # httpx is imported where a server is contacted
     from specbench_ss.bench.server_client import Server
 
 HOST = "127.0.0.1"
 POLL_S = 0.2
-HIDDEN = "***"
 STOP_S = 30.0  # from SIGTERM to SIGKILL
 GONE_S = 10.0  # for the kernel to take away killed processes, and their port
-SECRET = re.compile(r"TOKEN(?!IZ)|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
+MOST = 1 << 20  # bytes of a file of servers
 LAST_LINES = 400  # of a server's log, in which the reason of a failure is looked for
 ERROR = re.compile(r"\b\w*(Error|Exception)\b: .*")
 Option = str | int | float | bool
@@ -60,9 +61,9 @@ class _Configuration(msgspec.Struct, forbid_unknown_fields=True):
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     servers: list[_Configuration]
-    port: int = 8000
-    blocks: int = 2
-    ready_s: float = 600.0
+    port: Annotated[int, msgspec.Meta(gt=0, lt=65536)] = 8000
+    blocks: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 2
+    ready_s: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +85,11 @@ def read_servers(file: Path) -> LaunchPlan:
     """Read a file of servers. Raise UserError for one that is missing or invalid."""
     path = expanded(file)
     try:
-        given = msgspec.convert(yaml.safe_load(path.read_bytes()), _File)
-    except OSError as e:
-        raise UserError(f"cannot read --servers {path}: {e.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, msgspec.ValidationError) as e:
+        given = msgspec.convert(_as_json(mapping(read_bytes(path), path)), _File)
+    except (UserError, ValueError, RecursionError) as e:
         raise UserError(f"--servers {path}: {' '.join(str(e).split())}") from None
-    if not given.servers or given.blocks < 1 or not 0 < given.port < 65536:
-        raise UserError(f"--servers {path}: needs at least one server, blocks of 1 or more, and a port")
+    if not given.servers:
+        raise UserError(f"--servers {path}: needs at least one server")
     started = [(one, endpoint) for one in given.servers for endpoint in _endpoints(one, given.port, path)]
     for labels in ([one.label for one in given.servers], [endpoint.label for _, endpoint in started]):
         if twice := sorted({label for label in labels if labels.count(label) > 1}):
@@ -98,6 +97,17 @@ def read_servers(file: Path) -> LaunchPlan:
     with prefixed(f"--servers {path}"):
         methods = {endpoint.label: MethodSpec.parse(one.method).label for one, endpoint in started if one.method}
     return LaunchPlan(tuple(one for _, one in started), given.port, given.blocks, given.ready_s, methods)
+
+
+def _as_json(content: Any) -> Any:
+    """Return the content of a YAML file with dates as text. Raise ValueError for aliases that never end."""
+    text, size = list[str](), 0
+    for part in json.JSONEncoder(default=str).iterencode(content):
+        text.append(part)
+        size += len(part)
+        if size > MOST:
+            raise ValueError(f"it has more than {MOST >> 20} MiB with its aliases expanded")
+    return json.loads("".join(text))
 
 
 def _endpoints(one: _Configuration, port: int, path: Path) -> list[Endpoint]:
@@ -208,7 +218,7 @@ def last_line(log: Path, began: int = 0) -> str:
         lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()[-LAST_LINES:]]
     errors = [found.group() for line in lines if (found := ERROR.search(line)) and "`" not in found.group()[:40]]
     shown = errors[:1] or [line for line in lines if line][-1:]
-    return shown[0][:300] if shown else "it printed nothing"
+    return redacted_text(shown[0][:300]) if shown else "it printed nothing"
 
 
 def start(endpoint: Endpoint, port: int, ready_s: float, log: Path) -> Process:
@@ -234,7 +244,8 @@ def start(endpoint: Endpoint, port: int, ready_s: float, log: Path) -> Process:
                 start_new_session=True,
             )
         except (OSError, ValueError) as e:
-            raise LaunchError(f"cannot run {endpoint.command[0]}: {e}; is the engine installed?") from None
+            text = f"cannot run {endpoint.command[0]}: {e}; is the engine installed?"
+            raise LaunchError(redacted_text(text)) from None
     process = Process(child, log, began)
     try:
         _wait_healthy(process, port, ready_s)
@@ -331,36 +342,23 @@ def _plain(label: str) -> str:
 
 def without_secrets(endpoint: Endpoint) -> Endpoint:
     """Return an endpoint for the manifest: values of variables and options that are named like secrets are hidden."""
-    env = tuple((name, _hidden_word(name, value)) for name, value in endpoint.env)
-    command, option = list[str](), ""  # option: whose value the next word may be
-    for word in endpoint.command:
-        name, equals, value = word.partition("=")
-        if not word.startswith("-"):
-            command.append(_hidden_word(option, word))
-        else:
-            command.append(f"{name}={_hidden_word(name, value)}" if equals else word)
-        option = word if word.startswith("-") and not equals else ""
-    return replace(endpoint, command=tuple(command), env=env)
+    env = tuple((name, redacted(value, name)) for name, value in endpoint.env)
+    return replace(endpoint, command=tuple(redacted_words(endpoint.command)), env=env)
 
 
-def _hidden_word(name: str, word: str) -> str:
-    """Return the value of a variable or an option, hidden if it is named like a secret; of JSON each such value."""
-    try:
-        value = json.loads(word) if word.startswith(("{", "[")) else word
-    except ValueError:
-        value = word
-    shown = _hidden(name, value)
-    return word if shown == value else shown if isinstance(shown, str) else json.dumps(shown)
+def check_programs(plan: LaunchPlan) -> None:
+    """Raise UserError for a server whose program is neither a file nor on the PATH that it gets."""
+    for one in plan.endpoints:
+        path = dict(one.env).get("PATH", os.environ.get("PATH"))
+        if shutil.which(one.command[0], path=path) is None:
+            name = redacted_text(one.command[0])
+            raise UserError(f"{one.label}: {name} is not on the PATH; install it, or set executable to its path")
 
 
-def _hidden(name: str, value: Any) -> Any:
-    """Return a value with everything in it that is named like a secret hidden; numbers of tokens are no secrets."""
-    if isinstance(value, dict):
-        return {key: _hidden(f"{name} {key}", one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_hidden(name, one) for one in value]
-    counts = "tokens" in name.lower() and str(value).isdecimal()
-    return HIDDEN if SECRET.search(name) and not counts else value
+def starts(plan: LaunchPlan, questions: int, levels: int) -> int:
+    """Return how often servers start: in each block, for each load level, and the baseline at the end."""
+    servers, size = len(plan.endpoints), max(1, -(-questions // plan.blocks))
+    return (servers * -(-questions // size) + 1 if servers > 1 else 1) + servers * levels
 
 
 def described(endpoint: Endpoint) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -25,13 +25,13 @@ from specbench_ss.bench.schedule import Sample, arrivals, method_order, warmup_m
 from specbench_ss.bench.server_client import (
     HIDDEN,
     MALFORMED,
-    PAST_END,
     REFUSED,
     Answer,
     AnswerError,
     Server,
     StatusError,
     settings,
+    shown,
 )
 from specbench_ss.bench.server_counts import NEUTRAL, Reading, SpecCounts, spec_request
 from specbench_ss.bench.server_launch import Fleet, LaunchError, described, ending_with_signals
@@ -40,13 +40,14 @@ from specbench_ss.bench.timed_sample import gc_disabled, warm_up
 from specbench_ss.engine.decoder import Step
 from specbench_ss.errors import UserError, did_you_mean, error_text
 from specbench_ss.results.analysis import Results
-from specbench_ss.results.summary import counted
+from specbench_ss.results.summary import counted, tpot_s
 from specbench_ss.runs.config import Endpoint, Load, OutputOptions, RunConfig
 from specbench_ss.runs.environment import busy
 from specbench_ss.runs.manifest import check_same_config, manifest_of
 from specbench_ss.runs.output_match import not_compared
 from specbench_ss.runs.records import ConcurrencyResult, OutputMatch, SampleRecord
 from specbench_ss.runs.run_dir import RunDir, check_out, read_run
+from specbench_ss.runs.server_tokens import decode_seconds
 from specbench_ss.suite import Suite, SuiteData, SuiteRequest
 
 
@@ -62,7 +63,7 @@ def counter_delta(before: Reading | None, after: Reading | None, tokens: int, ou
     if not tokens <= generated <= tokens + (deepest + 1) * outputs:
         return None
     delta = after.since(before, outputs)
-    return delta if delta and not delta.fault() and delta.accepted <= tokens + PAST_END * outputs else None
+    return delta if delta and not delta.fault(tokens, outputs) else None
 
 
 CHUNK_PER_STEP = ("vLLM",)  # engines that stream a chunk per step, or one for several; llama.cpp streams tokens
@@ -80,7 +81,8 @@ def to_record(row: SampleRecord, answer: Answer, counters: SpecCounts | None, en
     row.token_ids = answer.token_ids or None
     row.prefill_tokens = 1  # in every engine the prefill gives the first token
     row.prefill_s, row.wall_s = answer.ttft_s or 0.0, answer.wall_s
-    row.decode_s = answer.wall_s - row.prefill_s
+    row.first_chunks, row.first_share = answer.first[0], answer.first_share
+    row.decode_s = decode_seconds(row)
     spec = answer.spec or counters
     if spec is not None and spec.drafts is None and counters is not None and counters.accepted == spec.accepted:
         spec = counters  # llama.cpp counts its drafts there alone
@@ -103,10 +105,13 @@ OWNERS = {"vllm": "vLLM", "llamacpp": "llama.cpp", "sglang": "SGLang"}  # `owned
 UNKNOWN_FIELD = (400, 422)  # statuses for a request with an unknown field
 
 
+Name = Annotated[str, msgspec.Meta(max_length=1000)]
+
+
 class _Model(msgspec.Struct):
-    id: str
-    owned_by: str | None = None
-    root: str | None = None
+    id: Name
+    owned_by: Name | None = None
+    root: Name | None = None
 
 
 class _Models(msgspec.Struct):
@@ -141,9 +146,9 @@ def _model(server: Server, wanted: str | None) -> str:
             return wanted
         raise server.refusal(page)
     try:
-        models = _read_models(page.content)
+        models = [model for model in _read_models(page.content) if server.hidden(model.id) == model.id]
     except MALFORMED:
-        kind = page.headers.get("content-type", "no type").partition(";")[0]
+        kind = server.hidden(page.headers.get("content-type", "no type").partition(";")[0])
         hint = "" if server.url.endswith("/v1") else f"; is the address {server.shown_url}/v1?"
         raise AnswerError(f"{server.shown_url}/models answers with {kind} instead of a list of models{hint}") from None
     server.engine = next((OWNERS[model.owned_by] for model in models if model.owned_by in OWNERS), "")
@@ -157,7 +162,8 @@ def _model(server: Server, wanted: str | None) -> str:
 
 
 def _read_models(content: bytes) -> list[_Model]:
-    return msgspec.json.decode(content, type=_Models).data
+    """Return the models of a page whose names can be printed."""
+    return [model for model in msgspec.json.decode(content, type=_Models).data if model.id.isprintable()]
 
 
 def _chosen(models: Sequence[_Model]) -> str:
@@ -194,15 +200,15 @@ def _model_hint(server: Server) -> str:
         return ""
     if server.model in names or not names:
         return ""
-    return (
-        f"; it lists no model {server.model!r}{did_you_mean(server.model, names)}: {', '.join(sorted(names)[:SHOWN])}"
-    )
+    listed = server.hidden(", ".join(sorted(names)[:SHOWN]))
+    return f"; it lists no model {server.model!r}{did_you_mean(server.model, names)}: {listed}"
 
 
 def about(server: Server, first: Answer) -> ProbedServer:
     """Describe a server: version, software and available counts. first: the answer of `probe`."""
     version, software = _version(server)
     server.counters()
+    server.tokenize = _tokenizer(server.model) if first.counted == "chunks" else None
     engine = server.engine or (software or "")
     acceptance = "its counters in /metrics" if not server.no_counters else f"not measured: {server.no_counters}"
     return ProbedServer(
@@ -211,10 +217,21 @@ def about(server: Server, first: Answer) -> ProbedServer:
             "place": "loopback" if server.loopback else "remote",
             "software": engine or None,
             "version": version,
-            "tokens": "usage" if first.counted == "usage" else "chunks",
+            "tokens": "tokenizer" if server.tokenize else first.counted,
             "acceptance": "reported with each answer" if first.spec is not None else acceptance,
         },
     )
+
+
+def _tokenizer(model: str) -> Callable[[str], int] | None:
+    """Return a function that counts the tokens of a text, if the model's tokenizer is on this machine; else None."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
+    except Exception:  # any of the many ways in which a name is no folder and no model of the cache
+        return None
+    return lambda text: len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def _version(server: Server) -> tuple[str | None, str | None]:
@@ -223,12 +240,12 @@ def _version(server: Server) -> tuple[str | None, str | None]:
     for page, name in VERSIONS.get(server.engine) or [page for pages in VERSIONS.values() for page in pages]:
         try:
             response = server.get(f"{server.root}{page}")
-            software = software or response.headers.get("server")
+            software = software or server.hidden(response.headers.get("server", "")) or None
             content = msgspec.json.decode(response.content) if response.status_code == 200 else {}
         except (AnswerError, *MALFORMED):
             continue
         if isinstance(content, dict) and isinstance(content.get(name), str):
-            return content[name], software
+            return server.hidden(shown(content[name].encode(errors="replace"))), software
     return None, software
 
 
@@ -242,38 +259,29 @@ def manifest_for(
     baseline = config.endpoints[0].label
     model = dict.fromkeys(("hash", "parameters", "context_length", "chat_template"))
     model |= {"name": probed[0].server.model if probed else MODEL, "dtype": AS_SERVED, "device": AS_SERVED}
-    methods = [_entry(server, baseline) for server in probed]
-    methods += [_started_entry(one, baseline) for one in config.endpoints if one.command]
+    methods = [_entry(one, baseline) for one in (*probed, *(e for e in config.endpoints if e.command))]
     return manifest_of(config, data, command, model, methods) | {"baseline": baseline}
 
 
-def _entry(probed: ProbedServer, baseline: str) -> dict[str, Any]:
-    server, about = probed.server, probed.about
-    version = {"version": about["version"]} if about["version"] else {}
+def _entry(one: ProbedServer | Endpoint, baseline: str) -> dict[str, Any]:
+    """Return the entry of a server; its first start adds what a server is that the run starts itself."""
+    served: Mapping[str, Any] = {}
+    if isinstance(one, Endpoint):
+        label, resolved, summary = one.label, described(one), "started by the run"
+    else:
+        label, summary = one.server.label, f"served at {one.server.shown_url}"
+        version = {"version": one.about["version"]} if one.about["version"] else {}
+        resolved = {"url": one.server.shown_url, "model": one.server.model, **version}  # must be equal for --resume
+        served = {name: value for name, value in one.about.items() if name != "version"}
     return {
-        "label": server.label,
+        "label": label,
         "name": "endpoint",
         "options": {},
-        "resolved": {"url": server.shown_url, "model": server.model, **version},  # must be equal for --resume
-        "served": {name: value for name, value in about.items() if name != "version"},
+        "resolved": resolved,
+        "served": served,
         "lossless": True,  # as speculative decoding promises
         "reference": baseline,
-        "summary": f"served at {server.shown_url}",
-        "paper": "",
-    }
-
-
-def _started_entry(endpoint: Endpoint, baseline: str) -> dict[str, Any]:
-    """Return the entry of a server before its first start, which adds what it is."""
-    return {
-        "label": endpoint.label,
-        "name": "endpoint",
-        "options": {},
-        "resolved": described(endpoint),
-        "served": {},
-        "lossless": True,
-        "reference": baseline,
-        "summary": "started by the run",
+        "summary": summary,
         "paper": "",
     }
 
@@ -545,20 +553,21 @@ class ServedSession(Session):
     def _measure_drift(self, samples: Sequence[Sample]) -> None:
         """Store how much longer the baseline's tokens take at the end of the run, without the first of each output."""
         rows = [self.run_dir.rows[s.key] for s in samples if s.method == self.baseline and s.turn == 0]
-        chosen = [row for row in rows if row.ok and row.later > 0][:DRIFT]
+        chosen = [row for row in rows if row.ok and tpot_s(row)][:DRIFT]
         by_id = {question.id: question for question in self.data.questions}
-        before = after = 0.0
+        before, after, prompts = 0.0, 0.0, 0
         try:
             for row in chosen:
                 messages = by_id[row.question_id].messages([])
                 answer = self.fleet.get(self.baseline).ask(messages, self.settings(row.seed), self.timeout)
-                before += (row.decode_s or 0.0) / row.later
-                after += (answer.wall_s - (answer.ttft_s or 0.0)) / max(answer.tokens - 1, 1)
+                again = to_record(replace(row), answer, None, "")
+                if (then := tpot_s(row)) and (now := tpot_s(again)):
+                    before, after, prompts = before + then, after + now, prompts + 1
         except AnswerError as e:
             self.warn_and_keep(f"the baseline's drift was not measured: {error_text(e)}")
         else:
             if before:
-                self.run_dir.update(drift={"prompts": len(chosen), "ratio": after / before})
+                self.run_dir.update(drift={"prompts": prompts, "ratio": after / before})
 
     def _warm_sample(self, label: str, messages: list[dict[str, str]], max_new_tokens: int) -> float:
         """Return seconds per token of one unrecorded request."""

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from specbench_ss import registry
-from specbench_ss.bench.judge import Endpoint, FilePrompts, Judge, Plan, Prompts, judge, plan
+from specbench_ss.bench.judge import FilePrompts, Judge, Plan, Prompts, asking, judge, plan
+from specbench_ss.bench.server_client import without_user
 from specbench_ss.errors import UserError
 from specbench_ss.results.analysis import analyse
 from specbench_ss.results.frames import rewrite_scores
@@ -61,7 +62,7 @@ def command(
         return
     else:
         try:
-            unrated = judge(run, planned, Endpoint(model, base_url, retries, max_tokens).ask, workers, _progress)
+            unrated = judge(run, planned, asking(model, base_url, retries, max_tokens), workers, _progress)
         finally:
             if problem := rewrite_scores(run):
                 print(f"ssbench: warning: {problem}", file=sys.stderr)
@@ -94,7 +95,7 @@ def _prices(text: str | None) -> tuple[float, float] | None:
 
 def _print_plan(plan: Plan, base_url: str, max_tokens: int, prices: tuple[float, float] | None) -> None:
     calls, sent = len(plan.to_send), plan.input_tokens
-    print(f"judge      {plan.judge.name} at {base_url}, prompts {plan.prompts}, temperature 0")
+    print(f"judge      {plan.judge.name} at {without_user(base_url)}, prompts {plan.prompts}, temperature 0")
     print(f"answers    {plan.answers}, {len(plan.messages)} of them different")
     if plan.left_out:
         print(f"left out   {plan.left_out} answers to a third or later turn, which these prompts do not support")

@@ -10,6 +10,7 @@ from specbench_ss.bench.build_config import asked_run
 from specbench_ss.cli import run_output
 from specbench_ss.cli.run_both import run_both
 from specbench_ss.cli.shared import interrupted, read, take_options, to_go_on
+from specbench_ss.redaction import redacted_words
 from specbench_ss.runs.run_options import FILE, RunOptions, given_options
 from specbench_ss.user_files import mapping, read_bytes
 
@@ -28,7 +29,7 @@ def command(ctx: typer.Context, **given: Any) -> None:
     try:
         run_output.run(config, where, access, options.open, options.fail_on, _form(options))
     except KeyboardInterrupt:
-        raise interrupted(to_go_on(where.out, access.hidden if access else list)) from None
+        raise interrupted(to_go_on(where.out, access.hidden if access else redacted_words)) from None
 
 
 take_options(command, RunOptions)

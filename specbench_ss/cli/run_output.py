@@ -26,6 +26,7 @@ from specbench_ss.bench import runner as measuring
 from specbench_ss.bench import server_run as serving
 from specbench_ss.bench.build_config import Access
 from specbench_ss.bench.run_loop import RunCallbacks
+from specbench_ss.bench.server_launch import check_programs, starts
 from specbench_ss.cli.report import open_in_browser, write_report
 from specbench_ss.cli.shared import LiveView, fail, print_json
 from specbench_ss.engine.logits_processors import settings_note
@@ -159,6 +160,10 @@ def describe(plan: AnyPlan, where: OutputOptions, access: Access | None = None) 
         with serving.connected(config, access) as servers:
             lines = [("endpoint", f"{server.label}: {server.shown_url}, model {server.model}") for server in servers]
         lines += [("server", f"{one.label}: {shlex.join(one.command)}") for one in config.endpoints if one.command]
+        if access.launch is not None:
+            check_programs(access.launch)
+            times = starts(access.launch, len(data.questions), len(config.loads) * config.repeats)
+            lines.append(("starts", f"{times} of servers, of up to {access.launch.ready_s:g} s each"))
     notes = data.notes if config.data is not None else ()
     lines += [
         ("suite", f"{data.name} ({data.edition}), {data.content_hash[:12]}"),

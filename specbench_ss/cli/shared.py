@@ -21,6 +21,7 @@ from rich.markup import escape
 
 from specbench_ss.errors import UserError, known_words
 from specbench_ss.options import bounds_of
+from specbench_ss.redaction import redacted_words
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.checks import Check
 from specbench_ss.runs.run_options import FINDINGS, RunOptions, fields_of, flag
@@ -32,7 +33,7 @@ def interrupted(rest: str) -> typer.Exit:
     return typer.Exit(130)
 
 
-def to_go_on(out: Path, hidden: Callable[[list[str]], list[str]] = list) -> str:
+def to_go_on(out: Path, hidden: Callable[[list[str]], list[str]] = redacted_words) -> str:
     """Return '; to resume: COMMAND' if there is something to resume, else ''. hidden: removes secrets from words."""
     if not (out.is_dir() and any(p.suffix != ".tmp" for p in out.iterdir())):
         return ""

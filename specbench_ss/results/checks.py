@@ -410,6 +410,14 @@ def _low_quality(run: Run, summaries: Sequence[SummaryRow]) -> Iterator[Check]:
         yield Check("low-quality", "warning", f"Low-quality outputs of {run.baseline} in {named}: {why}.", (USELESS,))
 
 
+GUESSES = {  # ways of counting tokens that a server did not count
+    "tokenizer": "the tokenizer of the model counted them",
+    "equal output": "the number of an equal output of another server is used",
+    "length": "estimated from the length of the text, at the tokens per byte of another server",
+    "chunks": "pieces of text were counted, which may have several tokens",
+}
+
+
 def served_checks(run: Run) -> Iterator[Check]:
     """Yield the checks of runs with servers or with load levels."""
     if run.served:
@@ -466,20 +474,13 @@ def _drift(run: Run) -> Iterator[Check]:
 
 
 def _tokens(run: Run) -> Iterator[Check]:
-    """Yield the check that tokens, not pieces of text, were counted, and in the same way for all servers."""
-    ways = {label: {row.counted for row in run.of(label) if row.counted} for label in run.labels}
-    known = {label: way for label, way in ways.items() if way}
-    by_pieces = [label for label, way in known.items() if way != {"usage"}]
-    names = ", ".join(by_pieces)
-    if by_pieces and len(by_pieces) < len(known):
-        why = f"{names} reported no number of tokens, so that pieces of text were counted"
-        rest = "Times per token do not compare with those of the others."
-        yield Check("tokens", "wrong", f"Tokens were counted in two ways: {why}. {rest}")
-    elif by_pieces:
-        text = f"No server reported its number of tokens: pieces of text were counted for {names}."
-        rest = "A piece may have several tokens, above all with accepted drafts."
-        yield Check("tokens", "warning", f"{text} {rest}")
-    elif known:
+    """Yield the check that tokens were counted by the servers, and how they were guessed where they were not."""
+    ways = {(row.counted, row.method): None for row in run.rows if row.counted}
+    labels = {way: ", ".join(label for other, label in ways if other == way) for way in GUESSES}
+    if guessed := tuple(f"{GUESSES[way]} ({names})" for way, names in labels.items() if names):
+        text = f"Servers reported no number of tokens, which is a guess then: {'; '.join(guessed)}."
+        yield Check("tokens", "warning", text, guessed)
+    elif ways:
         yield Check("tokens", "ok", "Every server reported the number of tokens.")
 
 

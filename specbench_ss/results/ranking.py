@@ -234,7 +234,7 @@ def notes(
 
 
 UNRELIABLE = (  # checks that make every speedup unreliable
-    "impossible", "invalid", "biased", "mismatch", "failed", "incomplete", "tokens",
+    "impossible", "invalid", "biased", "mismatch", "failed", "incomplete",
 )  # fmt: skip
 
 

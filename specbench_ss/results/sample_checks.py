@@ -21,6 +21,7 @@ from specbench_ss.engine.numerics import arithmetic
 from specbench_ss.results.text import percent
 from specbench_ss.runs.records import COUNTS, KILLED, Array, Run, SampleRecord, StepColumns, Steps
 from specbench_ss.runs.run_dir import uncompared as without_verdicts
+from specbench_ss.runs.server_tokens import contradiction
 from specbench_ss.stats import Floats, Interval
 
 
@@ -202,6 +203,8 @@ def invalid_reasons(run: Run, label: str) -> list[str]:
         wrong = sum(one.verdict == "mismatch" for one in run.output_match if one.method == reference)
         text = f"invalid: {wrong} outputs of its reference {reference} are not those of its own model"
         found += [text] if wrong else []
+    other = contradiction(run.rows, label, run.baseline) if run.served else ""
+    found += [f"invalid: its server counts {other}"] if other else []
     return [*found, *cross_request_memory(run, label), *order_memory(run, label)]
 
 

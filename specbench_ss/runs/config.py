@@ -11,6 +11,7 @@ from typing import Any
 
 from specbench_ss.engine.sampling import BLOCK, TOKEN, VerificationRule
 from specbench_ss.options import MethodSpec, PluginFile
+from specbench_ss.redaction import redacted_text
 from specbench_ss.runs.preset import Preset
 from specbench_ss.runs.run_options import MOST_REPEATS, RunOptions
 
@@ -109,9 +110,10 @@ class RunConfig:
     extra_body: str | None = RunOptions.extra_body
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the configuration as JSON-ready data."""
+        """Return the configuration as JSON-ready data, without secrets."""
         parts = ("methods", "presets", "plugin", "endpoints")
-        return asdict(self) | {name: [part.as_dict() for part in getattr(self, name)] for name in parts}
+        stored = asdict(self) | {name: [part.as_dict() for part in getattr(self, name)] for name in parts}
+        return stored | {"extra_body": self.extra_body and redacted_text(self.extra_body)}
 
     @property
     def loads(self) -> list[Load]:

@@ -19,6 +19,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.models.checkpoint import TrainingInfo
 from specbench_ss.models.load import template_hash
 from specbench_ss.options import MethodSpec, option_values, value_text
+from specbench_ss.redaction import redacted_words
 from specbench_ss.runs.config import GOODPUT, RunConfig
 from specbench_ss.runs.environment import environment
 from specbench_ss.runs.environment import now as now
@@ -359,7 +360,7 @@ def manifest_of(
     return {
         "format": FORMAT,
         "version": __version__,
-        "command": list(command),
+        "command": redacted_words(command),
         "config": config.as_dict(),
         "fingerprint": config.fingerprint,
         "suite": {

@@ -212,7 +212,7 @@ MEASURED = (  # required of every successful sample
     "accepted_tokens", "tokens_past_stop", "num_draft_forwards", "finish", "prefill_s", "decode_s", "wall_s",
     "token_ids",
 )  # fmt: skip
-SERVED = ("tokens", "prefill_tokens", "finish", "prefill_s", "decode_s", "wall_s", "text")  # required with a server
+SERVED = ("tokens", "prefill_tokens", "finish", "prefill_s", "wall_s", "text")  # required with a server
 
 
 @dataclass(slots=True)
@@ -243,7 +243,7 @@ class KeyedRecord:
 class SampleRecord(KeyedRecord):
     """One sample; every number of a failed one is None.
 
-    With a server prefill_s is the time to the first chunk, and unreported numbers are None.
+    With a server prefill_s is the time to the first text, and unreported numbers are None.
     """
 
     category: Col[str, "task of the suite that the question belongs to"]
@@ -268,8 +268,12 @@ class SampleRecord(KeyedRecord):
     num_draft_forwards: Col[Known, "forward passes of the draft model", "passes"] = None
     finish: Col[str | None, "reason of the end: `eos`, `stop`, `length` or `context`"] = None
     prefill_s: Col[Seconds | None, "prefill time, up to the first token", "s"] = None
-    decode_s: Col[Seconds | None, "time of all steps", "s"] = None
-    wall_s: Col[Seconds | None, "prefill_s + decode_s", "s"] = None
+    decode_s: Col[
+        Seconds | None,
+        "time of all steps; of a server, of the tokens after the first, at the rate of those after its first text",
+        "s",
+    ] = None
+    wall_s: Col[Seconds | None, "prefill_s + decode_s; of a server, to the end of the output", "s"] = None
     peak_memory_bytes: Col[
         Known, "peak CUDA memory beyond that before the sample; missing with CUDA graphs", "bytes"
     ] = None
@@ -299,10 +303,15 @@ class SampleRecord(KeyedRecord):
     gpm_tensor_active: Col[Number, "tensor core activity (GPM)", "0 to 1"] = None
     gpm_dram_active: Col[Number, "used share of the memory bandwidth (GPM)", "0 to 1"] = None
     counted: Col[
-        Literal["usage", "chunks"] | None,
-        "servers: `usage` if the server reported the token count, `chunks` if streamed chunks were counted",
+        Literal["usage", "tokenizer", "chunks", "equal output", "length"] | None,
+        "servers: source of `tokens`: the server's `usage`; `tokenizer` of its model; streamed `chunks`; an `equal "
+        "output` with a better count; `length` of the text, at the tokens per byte of another server",
     ] = None
     chunks: Col[Known, "servers: streamed chunks of text", "chunks"] = None
+    first_chunks: Col[Known, "servers: chunks that arrived together with the first one", "chunks"] = None
+    first_share: Col[
+        Annotated[float, Meta(ge=0, le=1)] | None, "servers: share of the output that arrived with them", "0 to 1"
+    ] = None
     drafts: Col[Known, "servers: steps with a draft; missing if not reported", "drafts"] = None
     accepted_per_pos: Col[
         list[Count] | None, "servers: drafts whose token at each position was accepted, a list", "drafts"

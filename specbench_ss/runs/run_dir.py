@@ -50,6 +50,7 @@ from specbench_ss.runs.records import (
     step_line,
 )
 from specbench_ss.runs.records import ConcurrencyResult as ConcurrencyResult
+from specbench_ss.runs.server_tokens import accounted
 from specbench_ss.runs.step_files import PARQUET, read_step_lines, stored_steps
 from specbench_ss.storage import in_use, lock
 from specbench_ss.suite import Message, Question
@@ -410,11 +411,14 @@ def read_run(path: Path) -> Run:
     manifest = read_manifest(path)
     if manifest["status"] == "running" and not in_use(path):
         manifest["status"] = KILLED
-    rows = latest(storage.scan(path / SAMPLES, SampleRecord.read)[0])
+    levels, requests = read_concurrency(path)
+    stored = latest(storage.scan(path / SAMPLES, SampleRecord.read)[0])
     steps = stored_steps(path, (path / SAMPLES, path / STEPS))
     if steps is None:
-        steps = read_step_lines(path / STEPS).steps({row.key: _n_steps(row) for row in rows})
-    rows = _with_steps(rows, steps)
+        steps = read_step_lines(path / STEPS).steps({row.key: _n_steps(row) for row in stored})
+    stored = _with_steps(stored, steps)
+    every = accounted([*stored, *requests])
+    rows, requests = every[: len(stored)], every[len(stored) :]
     keys = {row.key for row in rows}
     verdicts = latest(storage.scan(path / OUTPUT_MATCH, read_output_match)[0])
     return Run(
@@ -425,7 +429,8 @@ def read_run(path: Path) -> Run:
         [verdict for verdict in verdicts if verdict.key in keys],
         read_questions(path),
         [verdict for verdict in storage.scan(path / JUDGE, read_judged)[0] if verdict.key in keys],
-        *read_concurrency(path),
+        levels,
+        requests,
     )
 
 

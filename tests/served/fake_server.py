@@ -43,10 +43,12 @@ class Behaviour:
 
     per_chunk: tokens in a piece of text; each step of a drafting server drafts `drafted`, and all but one of a piece
     are accepted ones.
-    delay: seconds that its clock passes for each piece. pause: seconds that it really waits before each answer, so that
-    requests in flight are seen together. counted: sent as usage in mode `miscount`. timings: in place of llama.cpp's.
-    page: how it misbehaves at pages: `endless`, `drip`, `silent`, or `deep`. answers: samples of a run by the last
-    message; their outputs and counts are sent, as vLLM sends them.
+    delay: seconds that its clock passes for each piece, of all of an answer before the first is sent. step_s: seconds
+    that it really waits before each piece. buffered: tokens of the first piece. pause: seconds that it really waits
+    before each answer, so that requests in flight are seen together. counted: sent as usage in mode `miscount`.
+    timings: in place of llama.cpp's.
+    page: how it misbehaves at pages: `endless`, `drip`, `silent`, `gzip`, or `deep`. answers: samples of a run by the
+    last message; their outputs and counts are sent, as vLLM sends them.
     """
 
     models: tuple[str, ...] = ("m",)
@@ -57,6 +59,8 @@ class Behaviour:
     per_chunk: int = 1
     drafted: int = 0
     delay: float = 0.0
+    step_s: float = 0.0
+    buffered: int = 0
     pause: float = 0.0
     word: str = "word"
     metrics: str = ""  # 'vllm', 'sglang', 'nan', 'llama.cpp', which counts in its last event, or none
@@ -141,6 +145,8 @@ class Handler(BaseHTTPRequestHandler):
             self._send(200, '{"data":' + "[" * 200_000)
         elif self.how.page:
             self.send_response(200)
+            if self.how.page == "gzip":
+                self.send_header("Content-Encoding", "gzip")
             self.send_header("Content-Type", "application/json")
             self.end_headers()
             if self.how.page == "endless":
@@ -238,6 +244,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
                 self.connection.close()
                 return
+            time.sleep(self.how.step_s if "content" in line else 0.0)
             self._chunk(f"{line}\n")
         self.wfile.write(b"0\r\n\r\n")
         with self.server.lock:
@@ -257,7 +264,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         repeated = sum(asked["messages"] == body["messages"] for asked in self.how.asked) > 1
         size = self.how.per_chunk * (2 if self.how.remembers and repeated else 1)
-        pieces = [min(size, made - i) for i in range(0, made, size)]
+        first = min(self.how.buffered, made)
+        pieces = [first] * bool(first) + [min(size, made - i) for i in range(first, made, size)]
         for i, size in enumerate(pieces):
             self.how.clock.pass_by(self.how.delay)
             with self.server.lock:
@@ -265,6 +273,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.how.counts["drafted"] += self.how.drafted
                 self.how.counts["accepted"] += (size - 1) if self.how.drafted else 0
             text = "" if self.how.remembers and i else f"{self.how.word}{i} of {len(stated)} "
+            text = "a b " * size if self.how.buffered else text
             yield "data: " + json.dumps({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]})
             yield ""
         finish = "length" if made == body["max_tokens"] else "stop"

@@ -36,10 +36,23 @@ def test_a_stream_may_come_in_any_pieces() -> None:
     assert usage is not None and usage.completion_tokens == 3
 
 
+def test_events_follow_the_standard() -> None:
+    """Several data lines are one event, and a line may end in CR; unknown fields are ignored."""
+    lines = (b"id", b"note: x", b'data: {"choices":', b"data:  []}", b"", b"data: [DONE]", b"")
+    for end in (b"\n", b"\r\n", b"\r"):
+        stream = end.join(lines) + end
+        for pieces in ([stream], [stream[i : i + 1] for i in range(len(stream))]):
+            assert list(payloads(pieces)) == [b'{"choices":\n []}', b"[DONE]"]
+
+
 @pytest.mark.parametrize(
     "data",
     [
         b"",
+        b'{"choices": [{}, {}]}',
+        b'{"choices": [{"finish_reason": "' + b"x" * 1000 + b'"}]}',
+        b'{"metrics": {"speculative_decoding": {"num_spec_steps": 1, "num_accepted_draft_tokens": 0, '
+        b'"num_draft_tokens": 1, "per_step_drafted": [9007199254740992]}}}',
         b"null",
         b"[1]",
         b'{"choices": 3}',
@@ -76,14 +89,25 @@ def test_counters_are_those_of_the_model_and_of_all_processes() -> None:
     plain = read_metrics("vllm:generation_tokens_total 500\n", "m")
     assert isinstance(plain, Reading) and plain.since(Reading(100, 0, 0, 0), 3) == SpecCounts(0, 0, 0)
     for text, stated in (
-        ("a{b 1", "not in Prometheus format"),
+        ("vllm:generation_tokens{b 1", "not in Prometheus format"),
         ("", "has none of"),
         ("sglang:spec_accept_length 2.9\n", "has none of"),
         (page("m", 3).replace("3.0", "NaN"), "not integers"),
         (page("m", 3).replace("30.0", "3.0"), "27 of 3"),
+        (page("m", 3).replace('position="2"', 'position="4000000000"'), "draft positions"),
+        (page("m", 3) * 2000, "too long"),
     ):
         found = read_metrics(text, "m")
         assert isinstance(found, str) and stated in found
+
+
+def test_a_page_of_other_names_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parser, which is slow, gets the lines of the engine alone."""
+    parser = pytest.importorskip("prometheus_client.parser")
+    parsed, parse = list[str](), parser.text_string_to_metric_families
+    monkeypatch.setattr(parser, "text_string_to_metric_families", lambda text: parse(parsed.append(text) or text))
+    assert isinstance(read_metrics("".join(f"x{i} 1\n" for i in range(50_000)) + page("m", 3), "m"), Reading)
+    assert parsed[0].count("\n") < 10
 
 
 def test_counts_between_readings_of_an_engine_that_counts_every_step() -> None:

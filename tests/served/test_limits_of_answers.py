@@ -11,7 +11,7 @@ import pytest
 
 from specbench_ss import run
 from specbench_ss.bench import server_run
-from specbench_ss.bench.server_client import Answer, AnswerError, Server, payloads
+from specbench_ss.bench.server_client import Answer, AnswerError, Server, event, payloads
 from specbench_ss.errors import UserError
 from specbench_ss.time_limit import time_limit
 from tests.served.fake_server import Behaviour, Fake, serving
@@ -122,11 +122,53 @@ def test_an_impossible_count_of_tokens_is_an_error(counted: Any, settings: dict[
         ({"draft_n": 3, "draft_n_accepted": 4}, "4 of 3 drafted tokens"),
         ({"draft_n": 90, "draft_n_accepted": 80}, "80 .*8 tokens"),
         ({"draft_n": -1, "draft_n_accepted": -1}, "malformed chat completion"),
+        ({"draft_n": 2**53, "draft_n_accepted": 0}, "drafted tokens in an answer of 8 tokens"),
     ],
 )
 def test_an_impossible_count_of_drafts_is_an_error(timings: dict[str, Any], stated: str) -> None:
     with serving(Behaviour(metrics="llama.cpp", timings=timings)) as fake, pytest.raises(AnswerError, match=stated):
         asked(fake)
+
+
+@pytest.mark.parametrize(
+    ("last", "stated"),
+    [
+        ({"num_spec_steps": 2**53, "num_draft_tokens": 2**53}, "steps"),
+        ({"num_spec_steps": 10, "num_draft_tokens": 10}, "10 steps in an answer of 8 tokens"),
+        ({"acceptance_histogram": [0, 2**53]}, "by position"),
+        ({"per_step_drafted": [1024] * 100}, "by position"),
+    ],
+)
+def test_counts_are_bounded_by_the_answer(last: dict[str, Any], stated: str) -> None:
+    counts = {"num_spec_steps": 4, "num_accepted_draft_tokens": 4, "num_draft_tokens": 8, **last}
+    answer = Answer(max_tokens=8)
+    for content in (
+        {"choices": [{"delta": {"content": "some text"}, "finish_reason": "length"}]},
+        {"usage": {"completion_tokens": 8}, "metrics": {"speculative_decoding": counts}},
+    ):
+        answer.add(event(json.dumps(content).encode()), 1.0)
+    with pytest.raises(AnswerError, match=stated):
+        answer.checked()
+
+
+@pytest.mark.parametrize("finish", ["length", "stop"])
+def test_tokens_without_text_are_output(finish: str) -> None:
+    """They fill an output up to max_tokens, or were requested, as by `ignore_eos`."""
+    for tokens, silent in ((200, False), (150, True)):
+        answer = Answer(max_tokens=200, silent=silent)
+        text = {"choices": [{"delta": {"content": "a b"}, "finish_reason": finish}]}
+        for content in (text, {"usage": {"completion_tokens": tokens}}):
+            answer.add(event(json.dumps(content).encode()), 1.0)
+        if silent or finish == "length":
+            assert answer.checked().tokens == tokens
+        else:
+            with pytest.raises(AnswerError, match="bytes"):
+                answer.checked()
+
+
+def test_an_encoding_that_was_not_requested_is_not_read() -> None:
+    with serving(Behaviour(page="gzip")) as fake, pytest.raises(AnswerError, match="encoding"):
+        Server("s", fake.url).get(f"{fake.url}/models")
 
 
 def test_a_line_may_have_one_mib_and_no_more() -> None:

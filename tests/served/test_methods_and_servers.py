@@ -116,10 +116,13 @@ def test_a_dry_run_has_both_plans_and_the_pairs(
     questions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, out = tmp_path / "servers.yaml", tmp_path / "r"
-    file.write_text("servers: [{label: plain, command: [x]}, {label: ar, command: [y]}]")
-    assert main(both(file, questions, out, "--dry-run")) == 0
+    file.write_text("servers: [{label: plain, command: [sh]}, {label: ar, engine: vllm, model: M, executable: x-vllm}]")
+    assert main(both(file, questions, out, "--dry-run")) == 2 and "not on the PATH" in capsys.readouterr().err
+    file.write_text("servers: [{label: plain, command: [sh]}, {label: ar, command: [sh]}]")
+    assert main(both(file, questions, out, "--dry-run", "--concurrency", "2,3")) == 0
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line]
-    assert ["pair", "ar = ar"] in lines and ["server", "plain: x"] in lines
+    assert ["pair", "ar = ar"] in lines and ["server", "plain: sh"] in lines
+    assert [rest.split()[0] for name, rest in lines if name == "starts"] == ["9"]  # 2 blocks, 2 levels, the end
     assert [rest for name, rest in lines if name == "out"] == [str(out / METHODS), str(out / SERVERS)]
     assert not out.exists()
     out.mkdir()

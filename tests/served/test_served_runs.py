@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -53,7 +54,7 @@ def test_counts_add_up_and_the_schedule_is_that_of_every_run(questions: Path, tm
     assert not made.unfinished and len(rows) == PROMPTS * 2 * 2 and set(rows["status"]) == {"ok"}
     assert set(rows["tokens"][rows["method"] == "plain"]) == {8} and set(rows["counted"]) == {"usage"}
     assert set(rows["tokens"][rows["method"] == "fast ✓"]) == {5} and set(rows["chunks"]) == {5, 8}
-    assert (rows["prefill_s"] + rows["decode_s"] - rows["wall_s"]).abs().max() < 1e-9
+    assert (rows["prefill_s"] <= rows["wall_s"]).all()
     assert rows["steps"].isna().all() and rows["accepted_tokens"].isna().all() and rows["drafts"].isna().all()
     asked = [Question(name, "fish", tuple(turns)) for name, turns in TWO_TURNS.items()]
     planned = [(s.question.id, s.turn, s.method, s.repeat) for s in plan(asked, ["plain", "fast ✓"], 2, 0)]
@@ -93,7 +94,6 @@ def test_a_server_that_takes_half_the_time_is_twice_as_fast(
     table = made.summary(all=True).query("task == 'overall'").set_index("method")
     assert table.loc["fast", "speedup"] == pytest.approx(2.0) and table.loc["fast", "comparison"] == "faster"
     assert table.loc["slow", "comparison"] == "baseline" and set(table["baseline"]) == {"slow"}
-    assert table.loc["fast", "tpot_s_p50"] == pytest.approx(table.loc["slow", "tpot_s_p50"] / 2, rel=0.5)
     assert table["n_mismatch"].sum() == 0 and table.loc["fast", "n_text_differs"] == PROMPTS
 
 
@@ -161,6 +161,45 @@ def test_without_usage_pieces_are_counted_and_the_results_state_so(questions: Pa
     found = {check.name: check for check in checks(read_run(made.path), summarise(read_run(made.path)))}
     assert found["tokens"].state == "warning" and "strict, silent" in found["tokens"].sentence
     assert len([body for body in one.behaviour.asked if "stream_options" in body]) == 1  # asked once, then never more
+
+
+def test_equal_outputs_have_equal_numbers_of_tokens(questions: Path, tmp_path: Path) -> None:
+    """A server without usage that joins tokens gets the count of the other one, reported or of pieces."""
+    for usage, way in ((True, "usage"), (False, "chunks")):
+        one, joined = Behaviour(usage=usage, buffered=1), Behaviour(usage=False, buffered=4)
+        with serving(one) as first, serving(joined) as second:
+            made = measured([first, second], ["one", "joined"], questions, tmp_path / way, limit=4)
+        rows = made.samples.set_index("method")
+        assert set(rows.loc["one", "counted"]) == {way} and set(rows.loc["joined", "counted"]) == {"equal output"}
+        assert set(rows["tokens"]) == {8} and set(rows.loc["joined", "chunks"]) == {5}
+        found = {check.name: check for check in made.checks}
+        assert found["tokens"].state == "warning" and "equal output" in found["tokens"].sentence
+        assert {row.counted for row in stored(made.path) if row.method == "joined"} == {"chunks"}
+
+
+def stored(run: Path) -> list[SampleRecord]:
+    return [SampleRecord.read(line.encode()) for line in (run / "samples.jsonl").read_text().splitlines()]
+
+
+def test_servers_that_count_equal_outputs_differently_have_no_ratio(questions: Path, tmp_path: Path) -> None:
+    with serving() as one, serving(Behaviour(mode="miscount", counted=6)) as other:
+        made = measured([one, other], ["one", "other"], questions, tmp_path / "r")
+    row = made.summary(all=True).query("task == 'overall' and method == 'other'").iloc[0]
+    assert row["comparison"] == "invalid" and math.isnan(row["speedup"]) and "equal outputs" in " ".join(row["health"])
+    assert made.headline.startswith("Unreliable (invalid)")
+
+
+@pytest.mark.parametrize(("buffered", "known"), [(1, True), (5, True), (8, False)])
+def test_tokens_of_the_first_text_are_not_in_the_time_per_token(
+    buffered: int, known: bool, questions: Path, tmp_path: Path
+) -> None:
+    with serving(Behaviour(buffered=buffered, step_s=0.02)) as one:
+        made = measured([one], ["one"], questions, tmp_path / "r", limit=1)
+    for row in made.run.rows:
+        assert (row.decode_s is not None) == known and row.first_chunks == 1
+        if row.decode_s is not None:
+            assert 0.02 <= row.decode_s / (row.tokens - 1) < 0.06
+            assert row.decode_s == pytest.approx((row.wall_s - row.prefill_s) * 7 / (8 - buffered))
 
 
 def test_resuming_loses_nothing_and_repeats_nothing(questions: Path, tmp_path: Path) -> None:

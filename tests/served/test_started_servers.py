@@ -73,7 +73,7 @@ def test_servers_answer_the_blocks_in_turn_and_all_ends_with_the_run(
     port: int, questions: Path, tmp_path: Path
 ) -> None:
     drafting = fake(metrics="vllm", per_chunk=2, drafted=3)
-    servers = file_of(tmp_path, port, {"plain": fake(metrics="vllm"), "drafting": drafting}, blocks=2)
+    servers = file_of(tmp_path, port, {"plain": fake(metrics="vllm", step_s=0.002), "drafting": drafting}, blocks=2)
     made = measured(servers, questions, tmp_path / "r", concurrency="2")
     rows = made.samples.sort_values("started")
     assert set(rows["status"]) == {"ok"} and len(rows) == 10
@@ -210,6 +210,14 @@ def test_a_taken_port_is_one_line(port: int, questions: Path, tmp_path: Path, mo
         ),
         ("servers: [{label: a, engine: vllm, model: m, speculative: {method: x}, k: []}]", "empty list"),
         ("ready_s: soon\nservers: [{label: a, command: [x]}]", "ready_s"),
+        ("ready_s: .nan\nservers: [{label: a, command: [x]}]", "ready_s"),
+        ("ready_s: .inf\nservers: [{label: a, command: [x]}]", "ready_s"),
+        ("port: 2024-01-01\nservers: [{label: a, command: [x]}]", "port"),
+        ("blocks: 0\nservers: [{label: a, command: [x]}]", "blocks"),
+        ("servers: " + "[" * 5000, "nested"),
+        ("servers: [{label: a, command: [x], env: {A: 2024-99-99}}]", "YAML"),
+        ("a: &a [x, x]\nservers: &s [{label: a, speculative: {x: *s}}]", "[Cc]ircular"),
+        ("".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}' if i else 'x'] * 9)}]\n" for i in range(9)), "aliases"),
         ("servers: [", "parsing"),
     ],
 )
@@ -219,6 +227,11 @@ def test_a_bad_file_of_servers_is_one_line(text: str, stated: str, tmp_path: Pat
     with pytest.raises(UserError, match=stated) as e:
         read_servers(file)
     assert "\n" not in str(e.value)
+
+
+def test_a_device_is_no_file_of_servers() -> None:
+    with pytest.raises(UserError, match="device"):
+        read_servers(Path("/dev/zero"))
 
 
 def test_engines_are_started_by_their_own_names(tmp_path: Path) -> None:

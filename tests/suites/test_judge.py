@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("openai", reason="the package openai is not installed")
 
 from specbench_ss.bench.judge import Conversation, FilePrompts, Prompts, plan, rating
 from specbench_ss.bench.judge import Judge as JudgingModel
@@ -42,6 +43,8 @@ class Judge:
     url: str = ""
     statuses: list[int] = field(default_factory=list)
     silent: bool = False
+    page: str = ""  # how it misbehaves
+    stolen: list[str] = field(default_factory=list)  # pages that a redirect led to
     requests: list[dict[str, Any]] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)
 
@@ -53,6 +56,9 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
     class Handler(Quiet, BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if judge.page:
+                misbehave(self, judge)
+                return
             status = judge.statuses.pop(0) if judge.statuses else 200
             if status == 200:
                 judge.requests.append(body)
@@ -75,6 +81,9 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
             self.end_headers()
             self.wfile.write(content)
 
+        def do_GET(self) -> None:
+            judge.stolen.append(self.path)
+
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("OPENAI_API_KEY", "secret-of-the-test")
     with listening(Handler) as url:
@@ -87,6 +96,41 @@ def run(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> P
     """12 questions of two turns by two methods: the first turns have the same answer to every question's number."""
     monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "cache"))
     return make_run(labels=("ar", "ss"), categories=("writing", "math"), questions=2, turns=2)
+
+
+def misbehave(handler: BaseHTTPRequestHandler, judge: Judge) -> None:
+    """Answer with a redirect, a key, a compressed or an endless body."""
+    if judge.page == "redirect":
+        handler.send_response(302)
+        handler.send_header("Location", f"{judge.url}/elsewhere")
+    else:
+        handler.send_response(200 if judge.page in ("endless", "gzip") else 500)
+    handler.send_header("Content-Type", "application/json")
+    if judge.page == "gzip":
+        handler.send_header("Content-Encoding", "gzip, gzip")
+    handler.send_header("Connection", "close")
+    handler.end_headers()
+    body = {"gzip": gzip.compress(gzip.compress(b" " * (1 << 20))), "redirect": b""}
+    with suppress(OSError):
+        for _ in range(1 << 12 if judge.page == "endless" else 1):
+            handler.wfile.write(body.get(judge.page, b" " * (1 << 16) if judge.page == "endless" else ECHO))
+
+
+ECHO = json.dumps({"error": {"message": "x" * 110 + "secret-of-the-test"}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("page", "stated"),
+    [("redirect", "redirects"), ("echo", r"\*\*\*"), ("gzip", "encoding"), ("endless", "over 4 MiB")],
+)
+def test_a_hostile_judge_is_one_line_without_the_key(
+    page: str, stated: str, run: Path, judge: Judge, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judge.page = page
+    assert ask(run, judge, "--yes", "--retries", "0") == 2
+    printed = capsys.readouterr()
+    (error,) = printed.err.strip().splitlines()
+    assert re.search(stated, error) and "secret-" not in printed.out + error and not judge.stolen
 
 
 def ask(run: Path, judge: Judge, *more: str, model: str = "strict") -> int:
