@@ -40,7 +40,7 @@ MOST_REPEATS = 16  # with --target-ci, unless asked otherwise
 TIMEOUT_S = 120.0  # of servers, unless asked otherwise
 FINDINGS = (
     "failed", "mismatch", "biased", "untestable", "impossible", "invalid", "unstable", "noisy",
-    "numerical-tie", "length-differs", "text-differs",
+    "numerical-tie", "length-differs", "text-differs", "lossy", "inferior", "short-steps",
     "uncompared", "incomplete", "warnings", "not-checked",
 )  # fmt: skip
 DEVICE = "Device to run on: auto (a GPU where there is one), cpu, cuda or cuda:N."
