@@ -42,6 +42,7 @@ from specbench_ss.results.ranking import (
     MARKS,
     NO_MEAN,
     chat_group,
+    contends,
     marked_speedup,
     more_questions,
     non_inferiority,
@@ -143,7 +144,7 @@ def print_answer(results: Results, console: Console) -> None:
         mark = f"  [yellow]! {'noisy' if 'noisy' in timing.findings else 'timing'}[/]"
     console.print(f"[bold]{escape(results.headline)}[/]{mark}", highlight=False, soft_wrap=True)
     for line in (line for check in results.checks if check.name == "lossy" for line in check.lines):
-        console.print(f"  lossy: {escape(line)}", highlight=False, soft_wrap=True)
+        console.print(f"  lossy  {escape(line)}", highlight=False, soft_wrap=True)
 
 
 def print_short(results: Results, console: Console) -> None:
@@ -275,7 +276,7 @@ def _reasons(rows: Sequence[SummaryRow]) -> list[str]:
     """Return τ and step time of the fastest method, and of the one that loses most of its gain by its step time."""
     known = [row for row in rows if row.speedup and row.relative_step_time and row.mean_acceptance_length]
     base = next((row for row in known if row.method == row.baseline), None)
-    known = [row for row in known if row is not base and not row.reference_of]
+    known = [row for row in known if contends(row) and not row.reference_of]
     if base is None:
         return []
     worst = max(known[1:], key=_lost, default=None)
