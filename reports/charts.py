@@ -300,7 +300,11 @@ def memory(found: Mapping[str, float], styles: Mapping[str, Style]) -> go.Figure
 
 
 def waterfall(found: Sequence[Waterfall]) -> go.Figure:
-    """Return stairs from the baseline's milliseconds per token down to each method's, a row a method."""
+    """Return stairs from the baseline's milliseconds per token down to each method's, a row a method.
+
+    The parts of a single method have a row each, with their names.
+    """
+    single = len(found) == 1
     traces: dict[str, tuple[list[float], list[float], list[float], list[str]]] = {}
     for at, one in enumerate(found):
         for i, (name, start, size) in enumerate(steps_of(one)):
@@ -308,18 +312,21 @@ def waterfall(found: Sequence[Waterfall]) -> go.Figure:
             base, length, y, hover = traces.setdefault(kind, ([], [], [], []))
             base.append(start)
             length.append(size)
-            y.append(at - 0.36 + 0.12 * i)
+            y.append(i if single else at - 0.36 + 0.12 * i)
             hover.append(f"{text_of(one.method)}, {name}: {size:+.2f} ms" if kind in ("saved", "added")
                         else f"{name}: {size:.2f} ms")  # fmt: skip
     colours = {REFERENCE: GREY, "saved": LESS, "added": MORE, "total": INK}
     drawn = [
-        go.Bar(x=traces[kind][1], base=traces[kind][0], y=traces[kind][2], orientation="h", width=0.11, name=kind,
+        go.Bar(x=traces[kind][1], base=traces[kind][0], y=traces[kind][2], orientation="h",
+               width=0.7 if single else 0.11, name=kind,
                marker_color=colour, hovertext=traces[kind][3], hoverinfo="text")
         for kind, colour in colours.items()
         if kind in traces
     ]  # fmt: skip
     names = [f"{one.method} {one.baseline_ms / one.method_ms:.2f}×" for one in found]
-    return _in_rows(drawn, names, "milliseconds per token", row=66, top=30, barmode="overlay",
+    title = f"milliseconds per token{f', {text_of(names[0])}' if single else ''}"
+    names = [name for name, _, _ in steps_of(found[0])] if single else names
+    return _in_rows(drawn, names, title, row=24 if single else 66, top=30, barmode="overlay",
                     legend_traceorder="normal")  # fmt: skip
 
 

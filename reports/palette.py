@@ -129,14 +129,31 @@ def styles(labels: Sequence[str], plain: Collection[str] = (), baseline: str = R
 
 
 def short_labels(labels: Sequence[str]) -> dict[str, str]:
-    """Return each label, a long one as the method's name and the number of the variant: `ss (2)`."""
+    """Return each label, a long one as the name with the options in which variants differ, or numbered: `ss (2)`."""
     made: dict[str, str] = {}
     for label in labels:
-        number, name, short = sum(_name(label) == _name(one) for one in made) + 1, _name(label), visible(label)
-        while len(visible(label)) > LONGEST and (short == visible(label) or short in {*made.values(), *labels}):
-            short, number = f"{visible(name)[:LONGEST]} ({number})", number + 1
+        short, number = visible(label), 1
+        if len(short) > LONGEST:
+            short = _variant(label, [one for one in labels if _name(one) == _name(label)])
+        while len(short) > 2 * LONGEST or short in made.values() or short in {*labels} - {label}:
+            number += 1
+            short = f"{visible(_name(label))[:LONGEST]} ({number})"
         made[label] = short
     return made
+
+
+def _variant(label: str, variants: Sequence[str]) -> str:
+    """Return 'medusa nodes=32': the values of the options that not all variants share; a folder by its own name."""
+    of = {one: dict(part.partition("=")[::2] for part in _options(one)) for one in variants}
+    shared = set.intersection(*(set(options.items()) for options in of.values()))
+    differing = {name: value for name, value in of[label].items() if (name, value) not in shared}
+    texts = [value.rpartition("/")[2] if "/" in value else f"{name}={value}" for name, value in differing.items()]
+    copy = label.rpartition("#")[2] if "#" in label.rpartition("]")[2] else ""
+    return visible(" ".join([_name(label), *texts, *([f"#{copy}"] if copy else [])]))
+
+
+def _options(label: str) -> list[str]:
+    return [part for part in label.partition("[")[2].rpartition("]")[0].split(",") if part]
 
 
 def _name(label: str) -> str:

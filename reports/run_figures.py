@@ -88,6 +88,8 @@ class RunFigures(Figures):
         if not found:
             raise UserError("nothing to draw: no method was timed on the prompts of the baseline")
         made = charts.waterfall(found)
+        if len(found) == 1:
+            return made
         first, *bars = (name for name, _, _ in charts.steps_of(found[0]))
         return made.update_xaxes(title_text=f"milliseconds per token; bars from the top: {first},<br>{', '.join(bars)}")
 

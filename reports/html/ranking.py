@@ -14,7 +14,7 @@ from specbench_ss.results import ranking as run_ranking
 from specbench_ss.results.analysis import Budget, trained_tokens
 from specbench_ss.results.checks import baseline_noise, often_noisy
 from specbench_ss.results.ranking import RankRange
-from specbench_ss.results.summary import SummaryRow
+from specbench_ss.results.summary import SummaryRow, failing
 from specbench_ss.results.text import MISSING, format_number, format_speedup, interval, percent
 from specbench_ss.runs.config import verification_text
 
@@ -36,9 +36,11 @@ VERDICTS: dict[str, Tag] = {
 NOISY: Tag = ("noisy timing: a tenth or more of the samples, or of the baseline's", "note")
 MAYBE: Tag = ("within baseline noise: a method that drafts nothing reaches this speedup", "note")
 UNSTABLE: Tag = ("unstable timing: times of the same work differ by more than 10 %", "note")
+LOSSY: Tag = ("lossy: may change outputs, so that its speed alone says little", "note")
+ANOTHER_MODEL: Tag = ("decodes another model than the baseline", "note")
 FEW: Tag = ("insufficient data: too few questions for an interval", "note")
 ICONS = {"good": "✓", "note": "!", "bad": "✕"}
-NO_RANK = "–"  # of methods slower than the baseline, or without an interval
+NO_RANK = "–"  # of methods slower than the baseline, without an interval, lossy or of another model
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ def axis_of(rows: Iterable[SummaryRow]) -> Axis:
 def ranking(view: View, axis: Axis, found: Sequence[Budget]) -> list[Ranked]:
     """Return the methods in order, controls under the first method that is compared with them."""
     overall, rank_ranges, place, made = view.overall, view.results.rank_ranges, 0, list[Ranked]()
-    tags, left = _all_tags(view), controls(overall)
+    tags, left, ill = _all_tags(view), controls(overall), failing(view.results.rows)
     decode = {row.method: row.decode_speedup for row in view.results.machine_rows}
     config, nodes = view.results.config, {budget.method: budget.drafted for budget in found}
     rows = {
@@ -121,11 +123,12 @@ def ranking(view: View, axis: Axis, found: Sequence[Budget]) -> list[Ranked]:
     for label in [label for label in rows if label not in left]:
         ranked, row = rows[label], overall[label]
         counts = row.speedup is not None and row.comparison != "baseline"
-        place += counts
+        contends = run_ranking.contends(row) and row.method not in ill
+        place += counts and contends
         control = overall.get(row.reference)
         if ranked.own_model and control and control.speedup is not None:
             ranked = replace(ranked, own_model=f"{ranked.own_model}, itself {format_speedup(control.speedup)}")
-        unranked = row.comparison == "slower" or row.speedup_interval is None
+        unranked = row.comparison == "slower" or row.speedup_interval is None or not contends
         rank = NO_RANK if unranked else _rank(place, rank_ranges.get(label))
         controls_below = [rows[row.reference]] if row.reference in left else []
         made.append(replace(ranked, rank=rank if counts else "", controls=controls_below))
@@ -185,6 +188,8 @@ def _tags(row: SummaryRow, config: Mapping[str, Any], near: bool, noisy: bool) -
     speed = FEW if row.comparison == "insufficient data" else VERDICTS[row.comparison]
     found = [("slower", "flat") if row.comparison == "slower" else speed]
     found += [MAYBE] if near else []
+    found += [LOSSY] if not row.lossless and not row.reference_of else []
+    found += [ANOTHER_MODEL] if row.reference != row.baseline else []
     found += [(f"{row.n_failed:,} failed", "bad")] if row.n_failed else []
     found += [_output(row, config)] if row.comparison != "baseline" else []
     found += [UNSTABLE] if row.unstable else []

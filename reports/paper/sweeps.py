@@ -22,7 +22,7 @@ from specbench_ss.reports.paper.experiment import (
 )
 from specbench_ss.reports.paper.figures import TIMES, bars, lines, plot
 from specbench_ss.results.analysis import Results
-from specbench_ss.results.concurrency import concurrency_rows, requests_of
+from specbench_ss.results.concurrency import requests_of
 from specbench_ss.results.ranking import by_question
 from specbench_ss.results.report import Claim, Grid, Part, Plot, Request, Result, Value
 from specbench_ss.results.text import interval
@@ -203,7 +203,7 @@ class Figure18(Sweep):
 
     def grid(self, points: Sequence[Point], runs: Mapping[str, Results], request: Request) -> Grid:
         """Return a row for each point with a measured batch size; one that ran out of memory has none."""
-        found = {(row.method, row.concurrency): row for run in runs.values() for row in concurrency_rows(run.run)}
+        found = {(row.method, row.concurrency): row for run in runs.values() for row in run.concurrency_rows}
         placed = [(p.series, p.x, found.get((p.label(request), int(p.x)))) for p in points]
         rows = [
             (name, x, r.throughput_ratio, r.tokens_per_s, r.mean_acceptance_length, r.requests - r.failed)
@@ -278,7 +278,7 @@ class DraftLength(Sweep):
         labels: dict[str, dict[int, str]] = {}
         for p in points:
             labels.setdefault(p.series, {0: REFERENCE})[int(p.x)] = p.label(request)
-        rows = [row for series, own in labels.items() for row in _rows(series, own, run.run)]
+        rows = [row for series, own in labels.items() for row in _rows(series, own, run)]
         return table("lengths", forms, rows, f"{self.source}: chains by length, 0: autoregressive decoding")
 
     def plot(self, grid: Grid) -> Plot:
@@ -302,14 +302,14 @@ class DraftLength(Sweep):
         return plot("figure", title, best, drawn, **ticks, yaxis_range=[-0.4, LONGEST + 0.4])
 
 
-def _rows(series: str, labels: Mapping[int, str], run: Run) -> Iterator[tuple[Value, ...]]:
+def _rows(series: str, labels: Mapping[int, str], results: Results) -> Iterator[tuple[Value, ...]]:
     """Yield a row for each batch size and length of a series, including autoregressive decoding."""
-    levels = {(row.method, row.concurrency): row for row in concurrency_rows(run)}
+    levels = {(row.method, row.concurrency): row for row in results.concurrency_rows if row.comparison != "invalid"}
     for size in BATCHES:
         measured_rows = {
             n: row for n, label in labels.items() if (row := levels.get((label, size))) and row.requests > row.failed
         }
-        ranks = _ranks(run, {n: labels[n] for n in measured_rows}, size)
+        ranks = _ranks(results.run, {n: labels[n] for n in measured_rows}, size)
         for n, row in measured_rows.items():
             around = interval(row.speedup_interval) or None
             done = row.requests - row.failed

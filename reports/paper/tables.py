@@ -181,7 +181,7 @@ class RunTable(RunExperiment):
         title = METRICS[self.metrics[0]][0]
         numbers = [column.title for column in grids[0].columns if column.form not in ("text", "count")]
         figure = bars("figure", self.title, grids[0], "{task}: {method}", numbers, title)
-        grids += self._pairs(run.run, tuned)
+        grids += self._pairs(run, tuned)
         if "parameters" in self.printed[0]:
             grids.append(parameter_grid(self.source))
         requested = self._requested(request)
@@ -246,9 +246,10 @@ class RunTable(RunExperiment):
         forms |= {"prompts": "count"} | dict.fromkeys(self.models, form)
         return table(metric, forms, rows, f"{self.source}: {title}")
 
-    def _pairs(self, run: Run, tuned: str) -> Iterator[Grid]:
+    def _pairs(self, results: Results, tuned: str) -> Iterator[Grid]:
         """Yield the pairs of rows that the paper's text compares, where both were measured, with intervals."""
-        labels = {label.partition("[")[0]: label for label in run.labels if label != tuned}
+        run, valid = results.run, [row.method for row in results.overall if row.comparison != "invalid"]
+        labels = {label.partition("[")[0]: label for label in valid if label != tuned}
         shared, draft = (labels.get(METHODS[row]) for row in (SHARED, DRAFT_MODEL))
         if shared and "metric" in self.metrics and BASELINE in self.methods:
             other = FINE_TUNE if tuned else "the frozen base (in the paper: its fine-tune on next tokens)"

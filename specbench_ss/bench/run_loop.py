@@ -20,9 +20,9 @@ from specbench_ss.engine.decoder import Step
 from specbench_ss.errors import UserError, error_text, failure_text
 from specbench_ss.runs.config import Load, RunConfig, StoppingRule
 from specbench_ss.runs.environment import busy, changed_since, environment, now
-from specbench_ss.runs.output_match import FAILED, check_readable, not_compared
+from specbench_ss.runs.output_match import FAILED, check_readable, is_wrong, not_compared
 from specbench_ss.runs.records import ConcurrencyKey, OutputMatch, SampleRecord
-from specbench_ss.runs.run_dir import RunDir, RunStore, read_concurrency
+from specbench_ss.runs.run_dir import RunDir, RunStore, read_concurrency, read_verdicts
 from specbench_ss.runs.server_tokens import accounted
 from specbench_ss.suite import Suite, SuiteData
 
@@ -168,14 +168,22 @@ class RunLoop(ABC):
         if self.goal is None:
             return
 
-        answering = {row.method for row in self.run_dir.rows.values() if row.ok}
-        labels = [self.baseline, *(x for x in self.labels if x != self.baseline and x in answering)]
         made = self.run_dir.manifest.get("repeats_made") or self.config.repeats
-        while not (why := why_stop(accounted([*self.run_dir.rows.values()]), labels, made, self.goal)):
+        while not (why := why_stop(rows := self._accounted(), self._with_speedup(), made, self.goal)):
             made += 1
             self.run_dir.update(repeats_made=made)
             yield self._repeats(made - 1, made)
-        self.run_dir.update(target_ci=reached(accounted([*self.run_dir.rows.values()]), labels, made, self.goal, why))
+        self.run_dir.update(target_ci=reached(rows, self._with_speedup(), made, self.goal, why))
+
+    def _accounted(self) -> list[SampleRecord]:
+        return accounted([*self.run_dir.rows.values()])
+
+    def _with_speedup(self) -> list[str]:
+        """Return the baseline, then the methods that have outputs and none that is wrong."""
+        served = bool(self.config.endpoints)
+        wrong = {one.method for one in read_verdicts(self.run_dir.path) if is_wrong(one.verdict, served)}
+        answering = {row.method for row in self.run_dir.rows.values() if row.ok} - wrong
+        return [self.baseline, *(x for x in self.labels if x != self.baseline and x in answering)]
 
     def warn_and_keep(self, text: str) -> None:
         """Give a warning now and keep it for the readers of the results."""

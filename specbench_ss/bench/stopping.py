@@ -16,7 +16,7 @@ from scipy import stats
 from specbench_ss.results.summary import PairedTimes, paired
 from specbench_ss.runs.config import StoppingRule
 from specbench_ss.runs.records import SampleRecord
-from specbench_ss.stats import FEWEST, TIMING_FLOOR, Floats
+from specbench_ss.stats import FEWEST, TIMING_FLOOR, Floats, widening
 
 KNOWN = 8  # degrees of freedom from which the spread of repeats is used for predictions
 SURE = 0.95  # confidence that repeats cannot help, at which they end
@@ -27,12 +27,22 @@ NARROWS = 0.98  # factor by which the last two repeats must have narrowed an int
 class Width:
     """Half the width of an interval, relative to the speedup, after some repeats; at_best: with any number of them.
 
-    half is None with too few questions; at_best is None with too few repeats for an estimate.
+    half is None with too few questions; at_best is None with too few repeats for an estimate. questions: their number.
     """
 
     method: str
     half: float | None
     at_best: float | None
+    questions: int = 0
+
+    def needed(self, target: float) -> int:
+        """Return about how many questions an interval needs that is within a target with any number of repeats."""
+        width, n = self.half if self.at_best is None else self.at_best, self.questions
+        floor = min(width or 0.0, TIMING_FLOOR)
+        scale = ((width or 0.0) - floor) * math.sqrt(n) / widening(n)
+        while floor + scale * widening(n) / math.sqrt(n) > target:
+            n += 1 + n // 100
+        return n
 
 
 def widest_ci(rows: Sequence[SampleRecord], labels: Sequence[str], repeats: int) -> Width:
@@ -59,7 +69,8 @@ def _width(label: str, own: Sequence[SampleRecord], ref: Sequence[SampleRecord])
     half = (around[1] - around[0]) / 2 / speedup
     share = repeats_share(mine, theirs)
     floor = min(half, TIMING_FLOOR)
-    return Width(label, half, None if share is None else floor + (half - floor) * math.sqrt(1 - share))
+    at_best = None if share is None else floor + (half - floor) * math.sqrt(1 - share)
+    return Width(label, half, at_best, len(times.questions))
 
 
 def repeats_share(own: Sequence[SampleRecord], ref: Sequence[SampleRecord]) -> float | None:
@@ -96,7 +107,7 @@ def why_stop(rows: Sequence[SampleRecord], labels: Sequence[str], repeats: int, 
         return f"{now.method} has no interval: that needs {FEWEST} questions (--limit)"
     if now.half <= goal.target_ci:
         return f"{width}: every interval is within --target-ci (±{goal.target_ci:g})"
-    more = "add questions (--limit)"
+    more = f"about {now.needed(goal.target_ci)} questions in place of {now.questions} would do (--limit)"
     if now.at_best is not None and now.at_best > goal.target_ci:
         return f"{width}: between-question variance dominates (±{now.at_best:.3f} at best); {more}"
     before = widest_ci(rows, labels, repeats - 2).half if repeats > 2 else None

@@ -27,7 +27,7 @@ COMMANDS = {  # line in `ssbench --help`; the module in specbench_ss.cli has its
     "compare": "Compare two runs: settings, speedups with confidence intervals, regressions.",
     "parity": "Compare a drafter in this process with the same drafter in a served engine, prompt by prompt.",
     "export": "Write a run in the format of another tool.",
-    "import-specbench": "Score answer files of Spec-Bench again.",
+    "import-specbench": "Score answer files of Spec-Bench, EAGLE or Medusa again.",
     "paper": "Measure a table or figure of the papers and show the published numbers next to ours.",
     "models": "List the named models, download one, check a model with a method, or convert a drafter for vLLM.",
     "suites": "List the suites, show their questions, download their data, or check one.",

@@ -26,7 +26,7 @@ def command(
             metavar="METRIC<CHANGE,...",
             help="Exit with code 1 if, for all tasks together, the whole CI of a method's change is below this limit: "
             f"speedup<-5%. Metrics: {', '.join(METRICS)}; tau is mean_acceptance_length; for quality, the change is a "
-            "difference.",
+            "difference. Methods that are missing, failed, wrong or invalid in run B alone fail too.",
         ),
     ] = None,
     force: Annotated[
@@ -50,6 +50,7 @@ def command(
             "b": str(made.b),
             "differences": [asdict(one) for one in made.found],
             "warnings": list(made.warnings),
+            "regressions": made.regressions,
             "rows": [as_record(row) for row in made.rows],
         }
         print_json(record)
@@ -63,6 +64,7 @@ def command(
         f"({limit.text})"
         for row, limit in broken(rows, limits)
     ]
+    why += made.regressions if limits else []
     known = (judged(limit.metric, row) and row.changes[limit.metric].interval for row in rows for limit in limits)
     if any(known) and not why:
         which = "judged method" if unknown else "method"

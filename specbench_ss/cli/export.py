@@ -99,7 +99,7 @@ def import_specbench(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Score answer files of Spec-Bench again, with the same counting for all, intervals, and notes on missing data."""
+    """Score answer files of Spec-Bench, EAGLE or Medusa: one way of counting, intervals, notes on missing data."""
     rows = rescored(files, baseline)
     if as_json:
         print_json({"notes": list(limitations(rows)), "rows": [asdict(row) for row in rows]})

@@ -66,7 +66,8 @@ def typer_option(name: str, kind: type[Any] = RunOptions, panel: str | None = No
     short = [about["short"]] if about["short"] else []
     flags = [flag(name), *short] if field.type in (bool, "bool") else []
     shown = about["panel"] if panel is None else panel
-    return typer.Option(*flags, min=least, max=most, metavar=about["metavar"], help=help, rich_help_panel=shown or None)
+    ends: dict[str, Any] = {"parser": about["parser"]} if about["parser"] else {"min": least, "max": most}
+    return typer.Option(*flags, **ends, metavar=about["metavar"], help=help, rich_help_panel=shown or None)
 
 
 def parameters(kind: type[Any], panel: str | None = None) -> list[Parameter]:

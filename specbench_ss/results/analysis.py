@@ -181,17 +181,17 @@ class Results:
     @cached_property
     def pairs(self) -> list[PairedCost]:
         """Return each method paired with the baseline, over the samples of both."""
-        return pairs(self.run)
+        return pairs(self.run, self._invalid)
 
     @cached_property
     def machine_rows(self) -> list[MachineRow]:
         """Return the cost of each method's steps, counted from shapes, and the share of the machine's limits."""
-        return machine_rows(self.run, self._invalid, self.pairs)
+        return machine_rows(self.run, self.pairs)
 
     @cached_property
     def concurrency_rows(self) -> list[ConcurrencyRow]:
         """Return one row for each load and method; none if requests ran one at a time."""
-        return concurrency_rows(self.run)
+        return concurrency_rows(self.run, self._invalid)
 
     @cached_property
     def draft_schedule(self) -> DraftSchedule | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
@@ -80,7 +80,6 @@ def repeats_itself(ids: Sequence[int]) -> bool:
 
 LOW_QUALITY = 0.1  # quality by the task's measure below which outputs are of low quality
 REMEMBERED = 0.02  # share of steps that later repeats may save, by ties
-SHORTEST_STEP = 0.97  # relative step time of a method that drafts, below which it is noise
 DRIFTED = 0.1  # change of the baseline's time from which a run is not steady
 OTHERS = "it served other requests meanwhile, or did not always report its counts"
 CheckState = Literal["ok", "warning", "wrong", "not checked"]
@@ -97,10 +96,13 @@ FINDINGS: dict[str, tuple[CheckState, str]] = {  # kind of a finding of `sample_
     "biased": ("wrong", "Sampled tokens do not follow the target's distribution; these methods have no speedup."),
     "untestable": ("warning", "Sampled tokens cannot be tested: rounding, or the baseline fails the test."),
     "failed": ("wrong", "Samples failed; no number includes them."),
-    "mismatch": ("wrong", "Outputs differ from the baseline's without a numerical tie."),
+    "mismatch": ("wrong", "Outputs differ from the baseline's without a numerical tie; these methods have no speedup."),
     "text-differs": ("warning", "Outputs of servers differ from the baseline's, for an unknown reason."),
     "length-differs": ("warning", "Outputs end earlier or later than the baseline's."),
     "numerical-tie": ("warning", "Numerical ties in float32, where they should be rare."),
+    "short-steps": ("warning", "Steps take less time than the baseline's: other kernels, or a wrong clock or model."),
+    "inferior": ("warning", "Methods that may change outputs have a lower quality than the baseline."),
+    "lossy": ("warning", "Methods may change outputs: they are no alternative to lossless ones of the same speed."),
     "uncompared": ("warning", "Outputs were not compared with the baseline's: their verdicts are missing."),
 }
 
@@ -131,7 +133,7 @@ def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
     rows = [row for row in summaries if row.task == OVERALL]
     found: dict[str, list[str]] = {}
     for row in rows:
-        for sentence in row.health:
+        for sentence in (*row.health, *_lossy(row)):
             kind, _, text = sentence.partition(": ")
             found.setdefault(kind, []).append(f"{row.method}: {text}")
     unstable = found.pop("unstable", [])
@@ -143,13 +145,23 @@ def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
         *_warned(run),
         *{**{check.name: check for check in _not_found(run, answered)}, **bad}.values(),
         _timing(run, answered, unstable),
-        *served_checks(run),
+        *served_checks(run, {row.method for row in rows if row.comparison == "invalid"}),
         *_eager(run),
         *_bound(answered),
         *_noise(rows),
         *_repetition(run),
         *_low_quality(run, summaries),
     ]
+
+
+def _lossy(row: SummaryRow) -> Iterator[str]:
+    """Yield what a method that may change outputs costs in quality."""
+    if row.comparison in ("baseline", "invalid") or row.reference_of:
+        return
+    if not row.lossless:
+        yield f"lossy: {format_speedup(row.speedup)}, {row.quality_text}"
+    if row.quality_verdict == "inferior":
+        yield f"inferior: {row.quality_text}"
 
 
 def worst_first(made: Sequence[Check]) -> list[Check]:
@@ -184,11 +196,10 @@ def _timing(run: Run, rows: Sequence[SummaryRow], unstable: Sequence[str]) -> Ch
     good = [row for row in run.rows if row.ok]
     unseen = [row for row in good if not row.noise_reason and not _seen(row, run.manifest)]
     n_reruns = sum(row.n_reruns or 0 for row in run.rows)
-    too_short, kinds = _too_short_steps(run, rows), "; ".join(text.partition(": ")[0] for text in warned)
+    kinds = "; ".join(text.partition(": ")[0] for text in warned)
     problems = [
         (("noisy", "unstable"), _noisy_text(run, rows, noisy)),
         (("unstable",), f"Unstable timing: {'; '.join(unstable)}" if unstable else ""),
-        (("unstable",), too_short),
         (("unstable", "warnings"), f"Timing: {kinds}" if warned else ""),
     ]
     lines = (
@@ -196,7 +207,6 @@ def _timing(run: Run, rows: Sequence[SummaryRow], unstable: Sequence[str]) -> Ch
         *([f"{pluralize(n_reruns, 're-run')} of noisy samples"] if n_reruns else []),
         *([f"noise is unknown for {len(unseen):,} samples: telemetry is incomplete"] if unseen and noisy else []),
         *unstable,
-        *([too_short] if too_short else []),
         *warned,
     )
     if found := [(names, text) for names, text in problems if text]:
@@ -213,19 +223,6 @@ def _timing(run: Run, rows: Sequence[SummaryRow], unstable: Sequence[str]) -> Ch
         return Check("timing", "not checked", f"Timing was not checked for {' and '.join(lacking)}.")
     work = "repeats of an output" if run.repeats > 1 else f"steps of {run.baseline}"
     return Check("timing", "ok", f"Timing is stable: times of {work} differ by less than 10%, and no sample is noisy.")
-
-
-def _too_short_steps(run: Run, rows: Sequence[SummaryRow]) -> str:
-    """Return a sentence on methods that verify drafts by the baseline's model in less time than its own steps, or ''.
-
-    Steps of servers do not compare: each may run another engine.
-    """
-    same_model = [row for row in rows if row.comparison != "baseline" and row.reference == run.baseline]
-    short = [row for row in same_model if not plain(row) and (row.relative_step_time or 1.0) < SHORTEST_STEP]
-    labels = [row.method for row in short]
-    if run.served or not labels:
-        return ""
-    return f"Step times of {', '.join(labels)} are below {run.baseline}'s, which is noise: re-run on an idle machine"
 
 
 def _noisy_text(run: Run, rows: Sequence[SummaryRow], noisy: Sequence[str]) -> str:
@@ -418,14 +415,14 @@ GUESSES = {  # ways of counting tokens that a server did not count
 }
 
 
-def served_checks(run: Run) -> Iterator[Check]:
-    """Yield the checks of runs with servers or with load levels."""
+def served_checks(run: Run, invalid: Collection[str] = ()) -> Iterator[Check]:
+    """Yield the checks of runs with servers or with load levels. invalid: labels of the methods without a speedup."""
     if run.served:
         yield from _tokens(run)
         yield from _acceptance(run)
         yield from _memory(run)
         yield from _drift(run)
-    rows = concurrency_rows(run)
+    rows = concurrency_rows(run, invalid)
     single = {row.method: row.comparison for row in rows if row.concurrency == 1}
     changed = tuple(
         f"{row.method} {row.load.phrase}: {row.comparison}, "

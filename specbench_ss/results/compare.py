@@ -26,7 +26,7 @@ from specbench_ss.options import value_text
 from specbench_ss.results.analysis import Results, load_run
 from specbench_ss.results.frames import frame
 from specbench_ss.results.quality import measures
-from specbench_ss.results.summary import OVERALL, PairedTimes, paired
+from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, failing, paired
 from specbench_ss.results.text import MISSING
 from specbench_ss.runs.columns import OF_INTERVAL, Column, columns_of
 from specbench_ss.runs.config import decoding
@@ -217,7 +217,7 @@ class Change:
     change: B over A, less 1; of quality, B less A. None if there is nothing to compare.
     interval: the 95% interval of change, None below four questions.
     verdict: `faster`, `slower` (`higher`, `lower` if it is no speed), `not significant`, or one of NO_VERDICT.
-    reason: the cause of `other machine`, `other threads` and `failed`.
+    reason: the cause of `other machine`, `other threads`, `failed` and `invalid`.
     """
 
     a: float | None
@@ -330,18 +330,55 @@ def compared(first: Results, second: Results, force: bool = False) -> tuple[list
         raise UserError(
             f"the runs have no method with the same name and options in common; B has {there}, for instance"
         )
-    apart = conditions_apart(a, b)
+    apart, voided = conditions_apart(a, b), {label: _voided(label, first, second) for label in labels}
     tasks = [OVERALL, *(task for task in a.categories if task in b.categories)]
-    invalid = {row.method for row in (*first.overall, *second.overall) if row.comparison == "invalid"}
-    rows = [_compared(a, b, label, task, label in invalid, apart) for task in tasks for label in labels]
+    rows = [_compared(a, b, label, task, voided[label], apart) for task in tasks for label in labels]
     return found, rows
+
+
+GATED = ("failed", "mismatch", "length-differs", "biased", "impossible", "invalid")  # findings that fail a gate
+
+
+def _faults(row: SummaryRow) -> dict[str, str]:
+    """Return the findings about a method that fail a gate if they are new, with their texts, each in one line."""
+    lines = (" ".join(line.split()) for line in reversed(row.health))
+    found = dict(line.split(": ", 1) for line in lines if line.partition(":")[0] in GATED)
+    found |= {} if row.lossless or row.reference_of else {"lossy": row.quality_text}
+    return found | ({"inferior": row.quality_text} if row.quality_verdict == "inferior" else {})
+
+
+def _voided(label: str, first: Results, second: Results) -> Change | None:
+    """Return why times of a method do not compare: it is invalid in a run, or fails more often than the baseline."""
+    for name, results in (("A", first), ("B", second)):
+        row = next(row for row in results.overall if row.method == label)
+        verdict = FAILED if label in failing(results.rows) else row.comparison
+        if verdict in (FAILED, INVALID):
+            what = next((f" ({kind}: {text})" for kind, text in _faults(row).items()), "")
+            return _nothing(verdict, f"{label} {'failed' if verdict == FAILED else 'is invalid'} in {name}{what}")
+    return None
+
+
+def regressions(first: Results, second: Results) -> list[str]:
+    """Return the faults of run B that run A lacks; with one of them a gate fails whatever its limits."""
+    old, new = ({row.method: row for row in results.overall} for results in (first, second))
+    found = [f"B is {second.unfinished}"] if second.unfinished and not first.unfinished else []
+    for label, before in old.items():
+        if label not in new:
+            found.append(f"{label} is missing in B")
+            continue
+        faults, known = _faults(new[label]), _faults(before)
+        shares = [row.n_failed / max(1, len(run.run.of(label))) for row, run in ((before, first), (new[label], second))]
+        if shares[1] > shares[0]:
+            known.pop("failed", None)
+        found += [f"{label} in B: {kind}: {text}" for kind, text in faults.items() if kind not in known]
+    return found
 
 
 def _nothing(verdict: str, reason: str = "") -> Change:
     return Change(None, None, None, None, verdict, reason)
 
 
-def _compared(a: Run, b: Run, label: str, task: str, invalid: bool, apart: Mapping[str, str]) -> ComparedRow:
+def _compared(a: Run, b: Run, label: str, task: str, voided: Change | None, apart: Mapping[str, str]) -> ComparedRow:
     """Compare a method's samples in two runs, with the baseline's, on the prompts with all four outputs."""
     asked, references = (
         [[row for row in run.of(one) if task in (OVERALL, row.category)] for run in (a, b)]
@@ -356,7 +393,7 @@ def _compared(a: Run, b: Run, label: str, task: str, invalid: bool, apart: Mappi
     if failed := _failures(label, asked) or _failures(a.baseline, references):
         changes = dict.fromkeys(METRICS, _nothing(FAILED, failed))
     else:
-        changes = {"mean_acceptance_length": _tau(own), "quality": _quality(own), **_of_times(times, invalid, apart)}
+        changes = {"mean_acceptance_length": _tau(own), "quality": _quality(own), **_of_times(times, voided, apart)}
     n_failed = [sum(not row.ok for row in rows) for rows in asked]
     return ComparedRow(
         task=task,
@@ -373,9 +410,9 @@ def _compared(a: Run, b: Run, label: str, task: str, invalid: bool, apart: Mappi
     )
 
 
-def _of_times(times: Sequence[PairedTimes], invalid: bool, apart: Mapping[str, str]) -> dict[str, Change]:
-    if invalid:
-        return dict.fromkeys(("speedup", "tokens_per_s"), _nothing(INVALID))
+def _of_times(times: Sequence[PairedTimes], voided: Change | None, apart: Mapping[str, str]) -> dict[str, Change]:
+    if voided:
+        return dict.fromkeys(("speedup", "tokens_per_s"), voided)
     sums = [of.by_question() for of in times]
     speedups = _ratio("speedup", [(ref_s, own_n, ref_n, own_s) for ref_s, ref_n, own_s, own_n in sums])
     rates = _ratio("tokens_per_s", [(own_n, own_s) for _, _, own_s, own_n in sums])
@@ -527,12 +564,13 @@ class RunComparison:
     """Two runs and what changed from `a` to `b`; `compare` returns it.
 
     warnings: sentences on doubts about the numbers. uncompared: methods of one run alone. measures: the quality metrics
-    of the questions.
+    of the questions. regressions: faults of B that A lacks.
     """
 
     def __init__(self, a: Results, b: Results, force: bool = False) -> None:
         self.a, self.b = a.path, b.path
         self.found, self.rows = compared(a, b, force)
+        self.regressions = regressions(a, b)
         self.measures = measures([*a.run.questions, *b.run.questions])
         both = {row.method for row in self.rows}
         alone = [(name, label) for name, one in (("A", a), ("B", b)) for label in one.run.labels if label not in both]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated as Col
 from typing import Any
 
@@ -51,7 +51,7 @@ class ConcurrencyRow:
     speedup_interval: Col[Interval | None, Ends("speedup", "×")]
     comparison: Col[
         Comparison | None,
-        "by that interval: `baseline`, `faster`, `slower`, `not significant` or `insufficient data`; "
+        "by that interval: `baseline`, `faster`, `slower`, `not significant`, `insufficient data`, or `invalid`; "
         "both are missing with a rate",
     ]
     mean_acceptance_length: Col[Number, "τ; of a server by its metrics, missing if not reported", "tokens"]
@@ -77,20 +77,26 @@ class ConcurrencyRow:
         return self.comparison == "baseline"
 
 
-def concurrency_rows(run: Run) -> list[ConcurrencyRow]:
-    """Return a row for each load and method, rates last; none if requests ran one at a time."""
+def concurrency_rows(run: Run, invalid: Collection[str] = ()) -> list[ConcurrencyRow]:
+    """Return a row for each load and method, rates last; none if requests ran one at a time.
+
+    invalid: labels of the methods without a speedup.
+    """
     if not run.concurrency:
         return []
     loads = sorted({level.load for level in run.concurrency}, key=lambda load: (load.rate or 0, load.concurrency or 0))
-    return [row for load in (Load(), *loads) for row in level_rows(run, load)]
+    return [row for load in (Load(), *loads) for row in level_rows(run, load, invalid)]
 
 
-def level_rows(run: Run, load: Load) -> list[ConcurrencyRow]:
+def level_rows(run: Run, load: Load, invalid: Collection[str] = ()) -> list[ConcurrencyRow]:
     """Return a row for each method at this load, the baseline first."""
     found: list[ConcurrencyRow] = []
     baseline, plain = requests_of(run, run.baseline, load), None
     for label in sorted(run.labels, key=lambda label: label != run.baseline):
         row = _row(run, label, load, baseline, plain)
+        if label in invalid:
+            nothing = dict.fromkeys(("speedup", "speedup_interval", "throughput_ratio"))
+            row = replace(row, comparison="invalid", **nothing)
         plain = row.tokens_per_s if label == run.baseline else plain
         found.append(row)
     return found

@@ -93,16 +93,23 @@ class MethodCost:
 
 @dataclass(frozen=True, slots=True)
 class PairedCost:
-    """A method and the baseline over the samples that both have."""
+    """A method and the baseline over the samples that both have. invalid: the method has no speedup."""
 
     method: MethodCost
     baseline: MethodCost
+    invalid: bool = False
 
 
-def pairs(run: Run) -> list[PairedCost]:
-    """Return a pair for each method, in the order of the run; the baseline is paired with itself."""
+def pairs(run: Run, invalid: Collection[str] = ()) -> list[PairedCost]:
+    """Return a pair for each method, in the order of the run; the baseline is paired with itself.
+
+    invalid: labels of the methods without a speedup over all tasks.
+    """
     both = [(label, *paired(run.of(label), run.of(run.baseline))) for label in run.labels]
-    return [PairedCost(_work(run, label, rows), _work(run, run.baseline, baseline)) for label, rows, baseline in both]
+    return [
+        PairedCost(_work(run, label, rows), _work(run, run.baseline, baseline), label in invalid)
+        for label, rows, baseline in both
+    ]
 
 
 def _work(run: Run, label: str, rows: Sequence[SampleRecord]) -> MethodCost:
@@ -205,13 +212,12 @@ class MachineRow:
     trace_launches_per_token: Col[Number, "launched kernels (CPU: operators) per token of the traced request"]
 
 
-def machine_rows(run: Run, invalid: Collection[str], worked: Sequence[PairedCost]) -> list[MachineRow]:
-    """Return a row for each method. invalid: the methods without a speedup over all tasks. worked: what `pairs`
-    gives."""
-    return [_row(run, pair, pair.method.label in invalid) for pair in worked]
+def machine_rows(run: Run, worked: Sequence[PairedCost]) -> list[MachineRow]:
+    """Return a row for each method. worked: of `pairs`."""
+    return [_row(run, pair) for pair in worked]
 
 
-def _row(run: Run, pair: PairedCost, invalid: bool) -> MachineRow:
+def _row(run: Run, pair: PairedCost) -> MachineRow:
     rows, cost, tally = pair.method.rows, pair.method.cost, pair.method.tally
     columns, steps, limits = tally.columns(), cost.steps if cost else 0, limits_of(run)
     energy = [row for row in rows if row.energy_j is not None]
@@ -229,8 +235,8 @@ def _row(run: Run, pair: PairedCost, invalid: bool) -> MachineRow:
         bandwidth_share=safe_div(safe_div(cost and cost.bytes, decode_s), limits[0]),
         compute_share=safe_div(safe_div(cost and cost.flops, decode_s), limits[1]),
         fastest_step_s=cost and cost.fastest_s(*limits),
-        predicted_speedup=None if invalid else _predicted(pair, limits),
-        decode_speedup=None if invalid else _times(tally.tau, safe_div(pair.baseline.tally.step_s, tally.step_s)),
+        predicted_speedup=None if pair.invalid else _predicted(pair, limits),
+        decode_speedup=None if pair.invalid else _times(tally.tau, safe_div(pair.baseline.tally.step_s, tally.step_s)),
         samples=len(rows),
         n_noisy=sum(bool(row.noise_reason) for row in rows),
         n_reruns=int(pair.method.total("n_reruns")),
@@ -305,7 +311,8 @@ def _adds(ms: float) -> str:
 
 def waterfalls(worked: Iterable[PairedCost]) -> dict[str, Waterfall]:
     """Return the waterfall of each method with samples and steps in common with the baseline, which has none."""
-    made = {pair.method.label: _waterfall(pair) for pair in worked if pair.method.label != REFERENCE}
+    valid = [pair for pair in worked if pair.method.label != REFERENCE and not pair.invalid]
+    made = {pair.method.label: _waterfall(pair) for pair in valid}
     return {label: found for label, found in made.items() if found}
 
 
@@ -359,7 +366,7 @@ def parts(worked: Iterable[PairedCost], roof: Roof | None) -> dict[str, tuple[St
     found: dict[str, tuple[StepTimeParts, StepTimeParts]] = {}
     if roof is None:
         return found
-    for pair in worked:
+    for pair in (pair for pair in worked if not pair.invalid):
         step, baseline_step = _parts(pair.method, roof), _parts(pair.baseline, roof)
         if step and baseline_step:
             verify, baseline_verify = (

@@ -1,8 +1,9 @@
-"""Exchange formats: Spec-Bench answer files, CSV, Parquet, Markdown; rescoring of imported answers.
+"""Exchange formats: answer files of Spec-Bench, EAGLE and Medusa, CSV, Parquet, Markdown; rescoring of answers.
 
 A line has question_id, category, model_id, tstamp and choices, one for each repeat. A choice has a list with an entry
-for each turn of `turns` (texts), `decoding_steps`, `new_tokens` and `wall_time`, and `accept_lengths`, the tokens of
-every step of all its turns, the bonus included.
+for each turn of `turns` (texts), `new_tokens`, `wall_time` and, of Spec-Bench, `decoding_steps`, and `accept_lengths`,
+the tokens of every step of all its turns, the bonus included. EAGLE and Medusa have `idxs` instead: the index of the
+last step of a turn. Other scripts count no steps.
 
 Speedup: seconds per token of the baseline's file over that of the method's, a ratio of sums with an interval, as in
 our own runs. Tokens are `new_tokens` on both sides; Spec-Bench counts those of the baseline by tokenising its text
@@ -42,10 +43,11 @@ FAILED = "ERROR"  # what Spec-Bench writes as the text of a turn that failed, wi
 class Choice(msgspec.Struct):
     """All turns of one question, answered once."""
 
-    turns: list[str]
-    decoding_steps: list[int]
-    new_tokens: list[int]
-    wall_time: list[float]
+    turns: list[str] = []
+    new_tokens: list[int] = []
+    wall_time: list[float] = []
+    decoding_steps: list[int] = []
+    idxs: list[int] = []
     accept_lengths: list[int] = []
     index: int = 0
 
@@ -76,10 +78,17 @@ def _answer(place: str, line: bytes) -> Answer:
     try:
         answer = msgspec.json.decode(line, type=Answer)
     except (msgspec.DecodeError, RecursionError) as e:
-        raise UserError(f"{place}: not a line of a Spec-Bench answer file: {e}") from None
+        at = re.search(r"`([^`]*)`$", str(e))
+        what = f"an unexpected value or no value at {at[1]}" if at else "not JSON"
+        raise UserError(f"{place}: not a line of an answer file of Spec-Bench, EAGLE or Medusa: {what}") from None
     for choice in answer.choices:
-        lengths = {len(part) for part in (choice.turns, choice.decoding_steps, choice.new_tokens, choice.wall_time)}
-        if len(lengths) > 1 or min([*choice.new_tokens, *choice.decoding_steps, *choice.accept_lengths], default=0) < 0:
+        for name in ("turns", "new_tokens", "wall_time"):
+            if not getattr(choice, name):
+                raise UserError(f"{place}: no `{name}`: it was made by a script that measures no speed")
+        choice.decoding_steps = choice.decoding_steps or [last + 1 for last in choice.idxs]
+        steps = choice.decoding_steps or choice.new_tokens
+        lengths = {len(part) for part in (choice.turns, steps, choice.new_tokens, choice.wall_time)}
+        if len(lengths) > 1 or min([*choice.new_tokens, *steps, *choice.accept_lengths], default=0) < 0:
             raise UserError(f"{place}: lists of different lengths, or a negative count")
     return answer
 
@@ -249,7 +258,8 @@ class AnswerFile:
                 self.choices[str(answer.question_id), repeat] = choice
                 self.rows += _rows(label, answer, repeat, choice)
         good = [self.choices[place] for place in dict.fromkeys((r.question_id, r.repeat) for r in self.rows if r.ok)]
-        counted = [(sum(c.new_tokens), sum(c.accept_lengths), _steps(c), len(c.turns)) for c in good]
+        listed = [c for c in good if c.accept_lengths]
+        counted = [(sum(c.new_tokens), sum(c.accept_lengths), _steps(c), len(c.turns)) for c in listed]
         missing = [(tokens - listed) / steps for tokens, listed, steps, _ in counted if steps]
         self.bonus_left_out = bool(missing) and median(missing) > 0.5
         rests = [n - listed - steps * self.bonus_left_out >= turns for n, listed, steps, turns in counted]
@@ -323,7 +333,7 @@ def _row(file: AnswerFile, baseline: AnswerFile, task: str) -> RescoredRow:
         comparison="baseline" if itself else compare(around),
         speedup_geomean=times.geomean(),
         speedup_specbench=times.specbench(),
-        mean_acceptance_length=safe_div(in_steps, steps),
+        mean_acceptance_length=safe_div(in_steps, steps if all(c.decoding_steps for c in choices) else None),
         mean_accept_lengths=safe_div(listed, lengths),
         tokens_per_s=safe_div(tokens, sum(row.wall_s or 0.0 for row in own)),
         n_turns=len(own),
@@ -362,6 +372,8 @@ def limitations(rows: Sequence[RescoredRow]) -> Iterator[str]:
     for row in rows:
         if row.bonus_left_out:
             yield f"{row.method}: accept_lengths leave out the bonus token; τ counts it."
+        if row.mean_acceptance_length is None:
+            yield f"{row.method}: no τ: neither `decoding_steps` nor `idxs`, so the script had no counters."
     yield (
         "The files do not contain: the parts of a step, time to first token, rejected tokens, whether texts "
         "differ by a numerical tie, whether methods were interleaved, and the machine."

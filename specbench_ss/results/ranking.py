@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,11 @@ import numpy as np
 
 from specbench_ss.options import REFERENCE
 from specbench_ss.results.checks import Check, baseline_noise
-from specbench_ss.results.quality import BIASED, measures
+from specbench_ss.results.quality import BIASED, difference_text, measures, non_inferiority_text
 from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, failing, paired
 from specbench_ss.results.text import MISSING, cut, format_speedup, interval, output_match, pluralize, title
 from specbench_ss.runs.records import Run, SampleRecord
-from specbench_ss.stats import FEWEST, Comparison, Floats, Interval, compare, pairwise
+from specbench_ss.stats import FEWEST, Comparison, Floats, compare, pairwise
 from specbench_ss.suite import MT_BENCH
 
 RANKED = ("faster", "slower", "not significant")
@@ -38,10 +38,15 @@ class RankRange:
     tied_with: tuple[str, ...]
 
 
+def contends(row: SummaryRow) -> bool:
+    """Return whether a method is ranked by its speed: it is lossless, and decodes the model of the baseline."""
+    return row.lossless and row.reference == row.baseline and row.comparison not in ("baseline", "invalid")
+
+
 def ranked(summaries: Sequence[SummaryRow]) -> list[SummaryRow]:
-    """Return the methods with an interval over all tasks, without controls and without failing methods."""
+    """Return the methods with an interval over all tasks that contend, without controls and failing methods."""
     rows = [row for row in summaries if row.task == OVERALL and row.comparison in RANKED and not row.reference_of]
-    return [row for row in rows if row.method not in failing(summaries)]
+    return [row for row in rows if contends(row) and row.method not in failing(summaries)]
 
 
 def rank_ranges(run: Run, summaries: Sequence[SummaryRow]) -> Mapping[str, RankRange]:
@@ -157,28 +162,17 @@ def quality(row: SummaryRow, config: Mapping[str, Any]) -> float | None:
 
 def quality_difference(row: SummaryRow) -> str:
     """Return the paired difference of quality to the baseline, as in '+0.01 (−0.02–0.04)'; '' without one."""
-    return _difference(row, row.quality_difference, row.quality_interval)
+    return "" if row.comparison == "baseline" else difference_text(row.quality_difference, row.quality_interval)
 
 
 def judged_difference(row: SummaryRow) -> str:
     """Return the paired difference of the judge score; '' without one."""
-    return _difference(row, row.judge_score_difference, row.judge_score_interval)
-
-
-def _difference(row: SummaryRow, difference: float | None, around: Interval | None) -> str:
-    if difference is None or row.comparison == "baseline":
-        return ""
-    bounds = f" ({interval(around, line=0)})" if around else ""
-    return f"{difference:+.2f}{bounds}".replace("-", "−")
+    return "" if row.comparison == "baseline" else difference_text(row.judge_score_difference, row.judge_score_interval)
 
 
 def non_inferiority(row: SummaryRow) -> str:
     """Return the verdict on quality of a method that changes the model: 'non-inferior to ar (margin 0.02)', or ''."""
-    if row.quality_verdict is None:
-        return ""
-    than = "than" if row.quality_verdict == "not shown" else "to"
-    verdict = "not shown to be no worse" if row.quality_verdict == "not shown" else row.quality_verdict
-    return f"{verdict} {than} {row.baseline} (margin {row.quality_margin:g})"
+    return non_inferiority_text(row.quality_verdict, row.baseline, row.quality_margin)
 
 
 def counts(row: SummaryRow) -> list[str]:
@@ -248,14 +242,17 @@ def headline(
 
     made: the checks of the run. placed: as `rank_ranges` gives it. remedy: as `more_questions` gives it.
     """
-    measured = [row for row in summaries if row.task == OVERALL and row.comparison != "baseline"]
-    over = baseline_name(next((row.baseline for row in summaries), REFERENCE))
-    rows = [row for row in measured if not row.reference_of] or measured  # without AR baselines of changed models
-    wrong = [check.name for check in made if check.state == "wrong" and check.name in UNRELIABLE]
-    rows, wrong = _without_failing(summaries, rows, wrong)
-    alone = f"Only {over} was measured: add --methods to compare it with."
-    sentence = _fastest(rows, placed, remedy) if rows else alone
-    sentence += _noise([row for row in summaries if row.task == OVERALL], rows)
+    overall = [row for row in summaries if row.task == OVERALL]
+    measured = [row for row in overall if row.comparison != "baseline"]
+    over = baseline_name(next((row.baseline for row in overall), REFERENCE))
+    methods = [row for row in measured if not row.reference_of] or measured  # without AR baselines of changed models
+    ill = failing(summaries)
+    rows = [row for row in methods if (contends(row) or row.reference_of) and row.method not in ill]
+    sentence = _fastest(rows, placed, remedy) if rows else _without_ranking(methods, ill, over)
+    sentence += _noise(overall, rows) + _set_apart(methods, ill)
+    concerned = [row for row in overall if row.comparison == "baseline"] + (rows or methods)
+    kinds = {line.partition(":")[0] for row in concerned for line in row.health} | {"incomplete", "tokens"}
+    wrong = [check.name for check in made if check.state == "wrong" and check.name in kinds.intersection(UNRELIABLE)]
     if not wrong:
         return sentence
     made_so_far = next((check.made for check in made if check.name == "incomplete"), None)
@@ -269,21 +266,35 @@ def baseline_name(label: str) -> str:
     return "AR" if label == REFERENCE else cut(label)
 
 
-def _without_failing(
-    summaries: Sequence[SummaryRow], rows: list[SummaryRow], wrong: list[str]
-) -> tuple[list[SummaryRow], list[str]]:
-    """Return the methods without a failed sample, and the names of the checks that concern them.
+def _without_ranking(methods: Sequence[SummaryRow], ill: Collection[str], over: str) -> str:
+    """Return why no method is ranked. ill: labels of the methods with failed samples."""
+    if not methods:
+        return f"Only {over} was measured: add --methods to compare it with."
+    if invalid := [row.method for row in methods if row.comparison == "invalid"]:
+        return f"The results of {_some(invalid)} are invalid."
+    if not any(row.n_prompts for row in methods):
+        return f"No method has an output that can be compared with {over}'s."
+    if failed := [row.method for row in methods if row.method in ill]:
+        return f"{_some(failed)} failed on more samples than {over}, so that the speedup has no meaning."
+    return f"No lossless method of {over}'s model was measured."
 
-    Failed samples of the baseline concern every method; so do failures of every method.
-    """
-    ill = failing(summaries)
-    well = [row for row in rows if row.method not in ill]
-    reference = next((row for row in summaries if row.task == OVERALL and row.comparison == "baseline"), None)
-    if not ill or not well:
-        return rows, wrong
-    if not (reference and reference.n_failed):
-        wrong = [name for name in wrong if name != "failed"]
-    return well, wrong
+
+def _set_apart(methods: Sequence[SummaryRow], ill: Collection[str]) -> str:
+    """Return sentences on methods that are not ranked: of another model, with their quality, and lossy ones."""
+    rows = [row for row in methods if row.comparison != "invalid" and row.method not in ill and not row.reference_of]
+    others = [row for row in rows if row.lossless and row.reference != row.baseline]
+    lossy = [row.method for row in rows if not row.lossless]
+    shown = [f" {cut(row.method)} decodes another model: {another_model(row)}." for row in others[:SHOWN_APART]]
+    return "".join([*shown, f" {_some(lossy)} may change outputs (lossy)." if lossy else ""])
+
+
+SHOWN_APART = 2  # methods of another model in the headline
+
+
+def another_model(row: SummaryRow) -> str:
+    """Return the speedup over the autoregressive baseline of a method's own model, and the quality against ours."""
+    gain = own_model(row) if row.reference_speedup is not None else MISSING
+    return f"{gain} vs {row.reference}; {row.quality_text}"
 
 
 def more_questions(run: Run) -> str:
@@ -296,10 +307,8 @@ def more_questions(run: Run) -> str:
 
 
 def _fastest(rows: Sequence[SummaryRow], placed: Mapping[str, RankRange], remedy: str) -> str:
-    over, invalid = baseline_name(rows[0].baseline), [row.method for row in rows if row.comparison == "invalid"]
+    over = baseline_name(rows[0].baseline)
     known = sorted((row for row in rows if row.speedup_interval), key=lambda row: -(row.speedup or 0))
-    if not known and invalid:
-        return f"The results of {_some(invalid)} are invalid."
     if not known and not any(row.n_prompts for row in rows):
         return f"No method has an output that can be compared with {over}'s."
     if not known:

@@ -18,7 +18,7 @@ import numpy as np
 from scipy.stats import mannwhitneyu
 
 from specbench_ss.engine.numerics import arithmetic
-from specbench_ss.results.text import percent
+from specbench_ss.results.text import interval, percent
 from specbench_ss.runs.records import COUNTS, KILLED, Array, Run, SampleRecord, StepColumns, Steps
 from specbench_ss.runs.run_dir import uncompared as without_verdicts
 from specbench_ss.runs.server_tokens import contradiction
@@ -214,6 +214,13 @@ def speedup_within_bound(excess: Interval | None) -> bool | None:
     excess: the interval of the lower bound over the method's time. It fails if the whole interval lies above 1.
     """
     return None if excess is None else excess[0] <= 1
+
+
+def short_steps(relative: Interval | None) -> list[str]:
+    """Report steps with a draft that take less time than the baseline's. relative: interval of their ratio."""
+    if relative is None or relative[1] >= 1:
+        return []
+    return [f"short-steps: relative step time {interval(relative)}"]
 
 
 def too_fast(excess: Interval | None, tau: float | None) -> list[str]:

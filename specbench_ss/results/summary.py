@@ -22,13 +22,16 @@ from specbench_ss.results.quality import (
     NonInferiority,
     SamplingTest,
     bias_found,
+    difference_text,
     mean_score,
     non_inferiority,
+    non_inferiority_text,
     sampling_tests,
     unsuited_control,
 )
 from specbench_ss.results.sample_checks import invalid_reasons, lower_bound, passed_seconds
 from specbench_ss.runs.columns import Ends
+from specbench_ss.runs.output_match import is_wrong
 from specbench_ss.runs.records import DTYPES, Array, Run, SampleRecord, Steps
 from specbench_ss.runs.run_dir import uncompared, without_verdict
 from specbench_ss.stats import FEWEST, Comparison, Floats, Interval, compare, ratio_interval, speedup_interval
@@ -201,6 +204,15 @@ class PairedTimes:
         estimate = float(other.sum() / measured.sum())
         return (estimate, estimate) if estimate <= 1 else ratio_interval((other,), (measured,), processes=1)
 
+    def step_time(self, samples: Sequence[SampleRecord], baseline: Sequence[SampleRecord]) -> Interval | None:
+        """Return the 95% interval of the relative step time. samples, baseline: the paired ones."""
+        columns = [
+            np.bincount(self._question[self._at], [getattr(row, name) or 0 for row in rows], len(self.questions))
+            for rows, name in ((samples, "decode_s"), (baseline, "steps"), (samples, "steps"), (baseline, "decode_s"))
+        ]
+        own_s, steps, own_steps, seconds = np.stack(columns)[:, np.all(columns, axis=0)]  # questions with steps
+        return ratio_interval((own_s, steps), (own_steps, seconds), processes=1) if len(own_s) else None
+
     def geomean(self) -> float | None:
         """Return the geometric mean over prompts of the ratio of seconds per token."""
         if not len(self.method_s):
@@ -363,7 +375,7 @@ class SummaryRow:
     accept_s: Col[Number, "mean time per step of acceptance and compaction of the KV cache", "s"]
     host_s: Col[Number, "mean time per step of the rest, on the host", "s"]
     parts_residual_s: Col[Number, "step_s minus the four parts; 0 unless the clocks of host and device differ", "s"]
-    relative_step_time: Col[Number, "mean step time of the method / mean step time of `ar`", "×"]
+    relative_step_time: Col[Number, "mean step time of the method / mean step time of `ar`; missing if invalid", "×"]
     other_factor: Col[
         Number, "speedup / decode_speedup: effect of prefill, of the first token and of unequal output lengths", "×"
     ]
@@ -409,9 +421,18 @@ class SummaryRow:
     baseline: Col[str, "label of the baseline of `speedup`: `ar`, or the first endpoint"]
 
     @property
+    def quality_text(self) -> str:
+        """Return the difference of quality to the baseline with the verdict, as text."""
+        if self.quality_difference is None:
+            return "quality not measured"
+        verdict = non_inferiority_text(self.quality_verdict, self.baseline, self.quality_margin)
+        text = f"quality {difference_text(self.quality_difference, self.quality_interval)}"
+        return f"{text}, {verdict}" if verdict else text
+
+    @property
     def decode_speedup(self) -> float | None:
         """Return the speedup of the steps alone, prefill left out; None if the row is invalid."""
-        return None if self.comparison == "invalid" else safe_div(self.mean_acceptance_length, self.relative_step_time)
+        return safe_div(self.mean_acceptance_length, self.relative_step_time)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row as JSON-ready data."""
@@ -430,7 +451,8 @@ def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
         rows = [row for row in run.rows if task in (OVERALL, row.category)]
         for label in run.labels:
             here = _Compared(run, label, rows, verdicts[label, task])
-            found.append(_summary(here, task, quality_margin, without, invalid[label], tests.get(label)))
+            differs = any(is_wrong(verdict, run.served) for verdict in verdicts[label, OVERALL])
+            found.append(_summary(here, task, quality_margin, without, (invalid[label], differs), tests.get(label)))
     return found
 
 
@@ -458,12 +480,14 @@ def _summary(
     task: str,
     margin: float,
     without: Sequence[SampleRecord],
-    invalid: Sequence[str],
+    invalid: tuple[Sequence[str], bool],
     test: SamplingTest | None,
 ) -> SummaryRow:
+    """Return the row. invalid: findings of the whole run that make it invalid, and whether an output is wrong."""
     run, label, rows = here.run, here.label, here.samples
     compared = (other for other in run.labels if run.entry(other).get("reference") == label)
-    invalidating = here.invalidating_checks(invalid)
+    invalidating = here.invalidating_checks(invalid[0])
+    is_invalid = bool(invalidating or invalid[1]) and label != run.baseline
     spread = sample_checks.spread(rows, label == run.baseline)
     return SummaryRow(
         task=task,
@@ -472,13 +496,13 @@ def _summary(
         n_prompts=len(here.times.method_s),
         n_questions=len(here.times.questions),
         n_failed=sum(not r.ok for r in here.every_sample),
-        **here.speedups(invalid=bool(invalidating) and label != run.baseline),
+        **here.speedups(is_invalid),
         reference=here.reference,
         reference_of=() if label == run.baseline else tuple(other for other in compared if other != label),
         tokens_per_s=safe_div(total(rows, "tokens"), total(rows, "wall_s")),
         tokens=safe_div(total(rows, "tokens"), len(rows)),
         prefill_s=safe_div(total(rows, "prefill_s"), len(rows)),
-        **here.steps(),
+        **here.steps(is_invalid),
         **here.quality(margin),
         judge=run.judge,
         **latencies(rows),
@@ -490,6 +514,7 @@ def _summary(
             *invalidating,
             *sample_checks.findings(run, here.every_sample, here.verdicts, without, spread),
             *unsuited_control(run, label, test),
+            *sample_checks.short_steps(here.step_time if task == OVERALL else None),
         ),
         baseline=run.baseline,
         **(test.columns() if test else {}),
@@ -501,7 +526,7 @@ class _Compared:
 
     samples, baseline_samples: the paired ones. every_sample: of the method. reference: label of the baseline of the
     output match. verdicts: counts of the output match. excess, outside: intervals of the lower bound of time / measured
-    time, and of the wall time / measured time.
+    time, and of the wall time / measured time. step_time: that of the relative step time of a method that drafts.
     """
 
     def __init__(self, run: Run, label: str, rows: Sequence[SampleRecord], verdicts: Counter[str]) -> None:
@@ -512,9 +537,11 @@ class _Compared:
         self.times = PairedTimes(self.samples, self.baseline_samples)
         self.against = PairedTimes(*self._paired(rows, self.reference)) if self.reference != run.baseline else None
         self.tally, self.baseline_tally = tally(self.samples, run.steps), tally(self.baseline_samples, run.steps)
-        self.interval = self.excess = self.outside = None
+        self.interval = self.excess = self.outside = self.step_time = None
         if not self.itself:
             self.interval = self.times.interval()
+            if self.reference == run.baseline and not run.served and any(row.draft_nodes for row in self.samples):
+                self.step_time = self.times.step_time(self.samples, self.baseline_samples)
             self.excess = self._faster_than(
                 lower_bound(self.samples, self.baseline_samples, run.steps) if self.tally.tau else None
             )
@@ -545,9 +572,10 @@ class _Compared:
             "reference_interval": against and against.interval(),
         }
 
-    def steps(self) -> dict[str, Any]:
-        """Return the paired step metrics."""
-        tau, relative_step_time = self.tally.tau, safe_div(self.tally.step_s, self.baseline_tally.step_s)
+    def steps(self, invalid: bool) -> dict[str, Any]:
+        """Return the paired step metrics; of invalid numbers nothing that gives a speedup."""
+        tau = self.tally.tau
+        relative_step_time = None if invalid else safe_div(self.tally.step_s, self.baseline_tally.step_s)
         columns = {
             "mean_acceptance_length": tau,
             **self.tally.columns(),

@@ -26,6 +26,7 @@ from specbench_ss.results.analysis import Results
 from specbench_ss.results.checks import FINDINGS, Check, worst_first
 from specbench_ss.results.compare import (
     FAILED,
+    INVALID,
     NO_VERDICT,
     OTHER_MACHINE,
     OTHER_THREADS,
@@ -42,6 +43,7 @@ from specbench_ss.results.ranking import (
     MARKS,
     NO_MEAN,
     chat_group,
+    contends,
     marked_speedup,
     more_questions,
     non_inferiority,
@@ -143,6 +145,8 @@ def print_answer(results: Results, console: Console) -> None:
     if timing is not None and not results.all_noisy:
         mark = f"  [yellow]! {'noisy' if 'noisy' in timing.findings else 'timing'}[/]"
     console.print(f"[bold]{escape(results.headline)}[/]{mark}", highlight=False, soft_wrap=True)
+    for line in (line for check in results.checks if check.name == "lossy" for line in check.lines):
+        console.print(f"  lossy  {escape(line)}", highlight=False, soft_wrap=True)
 
 
 def print_short(results: Results, console: Console) -> None:
@@ -256,6 +260,8 @@ def _match(row: SummaryRow) -> str:
     """Return the worst verdict on the outputs, or 'baseline'."""
     if row.method == row.baseline or row.reference_of:
         return "baseline"
+    if not row.lossless:
+        return "lossy"
     if row.bias:
         return "biased" if row.bias == "biased" else "sampled"
     return next((verdict for verdict in VERDICTS if row.output_match.get(verdict)), MISSING)
@@ -272,7 +278,7 @@ def _reasons(rows: Sequence[SummaryRow]) -> list[str]:
     """Return τ and step time of the fastest method, and of the one that loses most of its gain by its step time."""
     known = [row for row in rows if row.speedup and row.relative_step_time and row.mean_acceptance_length]
     base = next((row for row in known if row.method == row.baseline), None)
-    known = [row for row in known if row is not base and not row.reference_of]
+    known = [row for row in known if contends(row) and not row.reference_of]
     if base is None:
         return []
     worst = max(known[1:], key=_lost, default=None)
@@ -282,8 +288,10 @@ def _reasons(rows: Sequence[SummaryRow]) -> list[str]:
 
 def _reason(row: SummaryRow, base: SummaryRow) -> str:
     """Return τ and step time of a method as text, with the part of a step that takes most of the longer time."""
-    tau, longer = format_number(row.mean_acceptance_length), (row.relative_step_time or 0.0) > 1
-    text = f"{cut(row.method, NARROW)}: {tau} tokens per step, a step is {_step_time(row)} as long"
+    tau, same = format_number(row.mean_acceptance_length), _step_time(row) == _step_time(base)
+    length = f"as long as {base.method}'s" if same else f"{_step_time(row)} as long"
+    text = f"{cut(row.method, NARROW)}: {tau} tokens per step, a step is {length}"
+    longer = not same and (row.relative_step_time or 0.0) > 1
     if row.draft_s is None or row.verify_s is None or base.verify_s is None or not longer:
         return text
     parts = {"drafting": row.draft_s - (base.draft_s or 0.0), "verification": row.verify_s - base.verify_s}
@@ -321,7 +329,7 @@ def _print_warnings(results: Results, console: Console, brief: bool) -> None:
     """Print the methods that failed and the worst checks. brief: in 3 lines at most, else in 7."""
     found = [check for check in worst_first(results.checks) if check.state != "not checked" or _asked(check, results)]
     failed = [row for row in results.overall if row.n_failed]
-    found = [check for check in found if check.name != "failed"]
+    found = [check for check in found if check.name not in ("failed", "lossy")]  # they have lines of their own
     most = MOST_WARNINGS if not brief else 1 if failed else 2
     rest = len(failed) + len(found) - most
     for row in failed[:most]:
@@ -672,8 +680,12 @@ def _notes(made: RunComparison) -> Iterator[str]:
     for row in rows:
         if row.n_other_outputs:
             yield f"{row.method}: {row.n_other_outputs} of {row.n_outputs} outputs have other tokens in B."
-    if any(row.n_outputs for row in rows) and not any(row.n_other_outputs for row in rows):
+    same = [row.method for row in rows if row.n_outputs and not row.n_other_outputs]
+    others = made.uncompared or any(row.n_failed_a or row.n_failed_b for row in rows)
+    if same and len(same) == len(rows) and not others:
         yield "All outputs of both runs have the same tokens."
+    elif same:
+        yield f"{', '.join(same)}: the outputs that both runs have are of the same tokens."
     for row in rows:
         if row.n_failed_a or row.n_failed_b:
             counts = f"{row.n_failed_a} samples failed in A, {row.n_failed_b} in B"
@@ -685,7 +697,7 @@ def comparison_finding(rows: Sequence[ComparedRow]) -> str:
     """Return the finding over all tasks in one line."""
     found = {r.method: r.changes["speedup"] for r in rows if r.task == OVERALL and r.method != r.baseline}
     known = {method: change for method, change in found.items() if change.interval}
-    reasons = dict.fromkeys(change.reason for change in found.values() if change.verdict == FAILED)
+    reasons = dict.fromkeys(change.reason for change in found.values() if change.verdict in (FAILED, INVALID))
     failed = " ".join(f"{reason}; no speedup is compared." for reason in reasons)
     if not known:
         return failed or f"Too few common prompts to compare speedups: an interval needs {FEWEST}."

@@ -54,13 +54,14 @@ def scientific(value: float | None, digits: int = 3) -> str:
 
 
 def interval(bounds: tuple[float, float] | None, digits: int = 2, line: float = 1) -> str:
-    """Return bounds as in '1.71–1.97', with a longer separator where one is negative. line: see `end`.
+    """Return bounds as in '1.71–1.97', with a longer separator where one is negative.
 
-    An interval wider than 1 has a digit less: the last one would not stand, since the resamples are random.
+    Both have the digits that show on which side of `line` they lie. An interval wider than 1 has a digit less: the
+    last one would not stand, since the resamples are random.
     """
     if bounds is None:
         return ""
-    digits -= bounds[1] - bounds[0] > 1
+    digits = max(digits_beside(bound, digits - (bounds[1] - bounds[0] > 1), line) for bound in bounds)
     between = " to " if bounds[0] < 0 else "–"
     return between.join(end(bound, digits, line) for bound in bounds)
 
@@ -76,11 +77,16 @@ def interval_of(text: object) -> tuple[float, float] | None:
         return None
 
 
-def end(bound: float, digits: int = 2, line: float = 1) -> str:
-    """Return an end of an interval, with enough digits to show on which side of `line` it lies: '1.004'."""
+def digits_beside(bound: float, digits: int, line: float) -> int:
+    """Return at least `digits`: as many as show on which side of `line` a bound lies."""
     while math.isfinite(bound) and bound != line and float(f"{bound:.{digits}f}") == line and digits < MOST_DIGITS:
         digits += 1
-    return format_number(bound, digits).replace("-", "−")
+    return digits
+
+
+def end(bound: float, digits: int = 2, line: float = 1) -> str:
+    """Return an end of an interval, with enough digits to show on which side of `line` it lies: '1.004'."""
+    return format_number(bound, digits_beside(bound, digits, line)).replace("-", "−")
 
 
 def parameters(count: int) -> str:

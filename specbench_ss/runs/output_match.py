@@ -31,6 +31,11 @@ def check_readable(row: SampleRecord, steps: Sequence[Step]) -> None:
 FAILED = ("the sample failed", "the reference failed")  # reasons of temporarily missing verdicts
 
 
+def is_wrong(verdict: str, served: bool) -> bool:
+    """Return whether a verdict shows a fault of the method. A server may leave out the end token of an output."""
+    return verdict == "mismatch" or (verdict == "length differs" and not served)
+
+
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
     """Return the index of the first differing or missing token; None for equal sequences."""
     common = min(len(a), len(b))

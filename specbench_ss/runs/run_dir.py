@@ -420,7 +420,7 @@ def read_run(path: Path) -> Run:
     every = accounted([*stored, *requests])
     rows, requests = every[: len(stored)], every[len(stored) :]
     keys = {row.key for row in rows}
-    verdicts = latest(storage.scan(path / OUTPUT_MATCH, read_output_match)[0])
+    verdicts = read_verdicts(path)
     return Run(
         path,
         manifest,
@@ -473,6 +473,11 @@ def read_questions(path: Path) -> list[Question]:
 def latest(records: Iterable[Record]) -> list[Record]:
     """Return the last record of each key, in the order in which the keys first appear."""
     return list({record.key: record for record in records}.values())
+
+
+def read_verdicts(path: Path) -> list[OutputMatch]:
+    """Return the last verdict on each output."""
+    return latest(storage.scan(path / OUTPUT_MATCH, read_output_match)[0])
 
 
 def _recover(path: Path, manifest: Mapping[str, Any]) -> tuple[list[SampleRecord], list[Key]]:

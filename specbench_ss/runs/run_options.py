@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,7 @@ MOST_REPEATS = 16  # with --target-ci, unless asked otherwise
 TIMEOUT_S = 120.0  # of servers, unless asked otherwise
 FINDINGS = (
     "failed", "mismatch", "biased", "untestable", "impossible", "invalid", "unstable", "noisy",
-    "numerical-tie", "length-differs", "text-differs",
+    "numerical-tie", "length-differs", "text-differs", "lossy", "inferior", "short-steps",
     "uncompared", "incomplete", "warnings", "not-checked",
 )  # fmt: skip
 DEVICE = "Device to run on: auto (a GPU where there is one), cpu, cuda or cuda:N."
@@ -58,6 +58,7 @@ def option(
     as_text: bool = False,
     position: bool = False,
     short: str = "",
+    parser: Callable[[str], Any] | None = None,
 ) -> Any:
     """Return a dataclass field that is an option; its type carries bounds and choices.
 
@@ -67,10 +68,16 @@ def option(
     as_text: numbers and lists in YAML and Python stand for their text, with commas.
     position: it is an argument, without a flag.
     short: one-letter flag, as in `-v`.
+    parser: reads the text of the command line.
     """
     about: dict[str, Any] = {"help": help, "panel": panel, "metavar": metavar, "position": position, "short": short}
-    about |= {"modes": tuple(modes), "places": tuple(places), "as_text": as_text}
+    about |= {"modes": tuple(modes), "places": tuple(places), "as_text": as_text, "parser": parser}
     return field(default=default, metadata=about)
+
+
+def read_share(text: str) -> float:
+    """Return a share that is given as '0.03' or '3%'. Raises ValueError for other text."""
+    return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
 
 
 _what = partial(option, panel="What to run")
@@ -232,9 +239,10 @@ class RunOptions(CommandOptions):
     repeats: Count = _how(1, "Number of times that every method decodes each prompt.")
     target_ci: Annotated[float, Gt(TIMING_FLOOR), Lt(1)] | None = _how(
         None,
-        "Repeat until the half-width of every speedup's 95% CI is at most this fraction of it, as 0.02, or until more "
-        "repeats cannot narrow it. --repeats is the minimum.",
+        "Repeat until the half-width of every speedup's 95% CI is at most this share of it, as 0.02 or 2%, or until "
+        "more repeats cannot narrow it. --repeats is the minimum.",
         metavar="HALF-WIDTH",
+        parser=read_share,
     )
     max_repeats: Count | None = _how(None, f"With --target-ci: maximum number of repeats.  [default: {MOST_REPEATS}]")
     budget: Seconds | None = _how(

@@ -24,6 +24,8 @@ from specbench_ss.errors import UserError
 from specbench_ss.options import REFERENCE, MethodSpec, value_text
 from specbench_ss.results.text import format_speedup, interval
 from specbench_ss.runs.manifest import now, plain
+from specbench_ss.runs.output_match import is_wrong, judge
+from specbench_ss.runs.records import SampleRecord
 from specbench_ss.stats import FEWEST
 from specbench_ss.suite import SuiteData
 from specbench_ss.tuning.search import CUTS, Bench, BlockedRuns, Comparison, Cost, Measurements, Search, Watch
@@ -49,6 +51,7 @@ class DecoderBench:
         self._kept = {default.label: loaded, REFERENCE: reference}
         self._by_identity = {_identity(loaded): default}  # resolved settings -> the first configuration with them
         self._slow_load = False
+        self._expected: dict[int, list[int]] = {}  # output of the baseline by prompt
 
     def options(self, at: MethodSpec) -> list[str]:
         """Return the method's tunable options, except those that the user gave."""
@@ -103,7 +106,25 @@ class DecoderBench:
         decoder = self.decoder(spec)
         with gc_disabled():
             generation = generate(decoder, self.prompts[prompt], limits, SamplingParams())
+        if limits is self.limits and decoder.lossless and decoder.baseline_for(decoder.options).name == REFERENCE:
+            self._compare(spec, prompt, generation.tokens)
         return Cost(generation.wall_s, len(generation.tokens))
+
+    def _compare(self, spec: MethodSpec, prompt: int, tokens: list[int]) -> None:
+        """Raise ValueError for an output that is not the baseline's, which decodes each prompt once more for this."""
+        if spec.label == REFERENCE:
+            self._expected[prompt] = tokens
+        elif prompt not in self._expected:
+            self._answer(MethodSpec(REFERENCE), prompt, self.limits)
+        row, reference = (
+            SampleRecord("", 0, spec.label, 0, "", 0, 0, 0, "", "", "ok", token_ids=ids)
+            for ids in (tokens, self._expected[prompt])
+        )
+        match = judge(self._kept[REFERENCE], self.prompts[prompt], reference, row)
+        if is_wrong(match.verdict, served=False):
+            raise ValueError(
+                f"its output is not that of {REFERENCE}: {match.verdict} at token {match.first_difference}"
+            )
 
     def _first_equal(self, spec: MethodSpec) -> MethodSpec | None:
         try:

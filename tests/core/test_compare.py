@@ -90,8 +90,8 @@ def test_a_method_that_became_slower_is_found_and_no_other(
     assert main(["compare", str(b), str(a), *TOO_SLOW]) == 0  # a gain is no regression
     assert capsys.readouterr().err == "ssbench: --fail-on: speedup<-5%: no method has a whole 95% CI below a limit\n"
     with_another = make_run(labels=("ar", "ss", "medusa", "sd"))
-    assert main(["compare", str(with_another), str(b), "--fail-on", "speedup<-90%"]) == 0
-    assert capsys.readouterr().err.endswith("; not compared: sd (only in run A)\n")
+    assert main(["compare", str(b), str(with_another), "--fail-on", "speedup<-90%"]) == 0
+    assert capsys.readouterr().err.endswith("; not compared: sd (only in run B)\n")
 
 
 def test_a_slower_machine_cancels_in_the_speedup_and_not_in_the_times(make_run: MakeRun) -> None:
@@ -135,15 +135,45 @@ def test_a_method_that_failed_is_named_with_its_error(
         row |= {"status": "failed", "error": "RuntimeError: no luck\nsecond line"}
 
     a, b = make_run(), rewritten(make_run(), method, fail)
-    assert main(["compare", str(a), str(b), "--fail-on", "speedup<-5%"]) == 0
+    assert main(["compare", str(a), str(b), "--fail-on", "speedup<-5%"]) == 1
     captured = capsys.readouterr()
     assert f"{method} failed in B: RuntimeError: no luck; no speedup is compared." in captured.out
+    assert ("All outputs" in captured.out) is False and f"{method} in B: failed: 24 samples" in captured.err
     assert "0 samples failed in A, 24 in B (RuntimeError: no luck)" in captured.out
     assert "insufficient data" not in captured.out.lower() and "second line" not in captured.out
     assert f"not judged: speedup of ss: failed ({method} failed in B: RuntimeError: no luck)" in captured.err
     rows = overall(read_run(a), read_run(b))
     assert rows["ss"].changes["speedup"].verdict == rows["ss"].changes["mean_acceptance_length"].verdict == "failed"
     assert (rows["medusa"].changes["speedup"].interval is None) == (method == "ar")
+
+
+def _lossy(run: Path) -> Path:
+    methods = json.loads((run / "manifest.json").read_text())["methods"]
+    return restated(run, "methods", value=[method | {"lossless": method["label"] != "ss"} for method in methods])
+
+
+@pytest.mark.parametrize(
+    ("change", "stated"),
+    [
+        (lambda make: make(verdict="mismatch"), "ss in B: mismatch: 24 of 24"),
+        (lambda make: make(verdict="length differs"), "ss in B: length-differs: 24 of 24"),
+        (lambda make: make(failing=("ss",)), "ss in B: failed: 4 samples"),
+        (lambda make: make(labels=("ar", "medusa")), "ss is missing in B"),
+        (lambda make: _lossy(make()), "ss in B: lossy: quality"),
+        (lambda make: restated(make(), "status", value="interrupted"), "B is not complete"),
+    ],
+)
+def test_a_gate_fails_for_what_is_wrong_in_the_second_run_alone(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str], change: Callable[[MakeRun], Path], stated: str
+) -> None:
+    """Whatever the limit, however fast the method is, and not where the first run has the same fault."""
+    a, b = make_run(), slower(change(make_run), "ss", 0.5)
+    assert main(["compare", str(a), str(b), "--fail-on", "tau<-90%"]) == 1
+    captured = capsys.readouterr()
+    assert stated in captured.err and captured.err.count("\n") == 1 + ("not judged" in captured.err)
+    if stated.startswith("ss in B") and "lossy" not in stated:
+        assert "ss is faster" not in captured.out and "ss is invalid in B" in captured.out or "failed" in captured.out
+    assert main(["compare", str(b), str(b), "--fail-on", "tau<-90%"]) == 0
 
 
 def test_only_questions_that_both_runs_have_count(make_run: MakeRun) -> None:

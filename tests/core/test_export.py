@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from specbench_ss import load_run
+from specbench_ss import UserError, load_run
 from specbench_ss.cli.main import main
 from specbench_ss.results.exchange import RescoredRow, limitations, rescored
 from specbench_ss.results.summary import OVERALL, summarise
@@ -176,6 +176,40 @@ def test_tau_is_counted_the_same_way_whatever_a_file_counts_as_a_step(tmp_path: 
     )
     assert "The first token belongs to no step in apart, bonus, over" in reported
     assert "Longest answers, in tokens, which limits may have cut: ar 12, apart 13" in reported
+
+
+def _with(lines: list[str], *without: str, **more: list[int]) -> list[str]:
+    """The lines with other fields in their choices, and without a category."""
+    made = [json.loads(line) for line in lines]
+    for line in made:
+        line["choices"] = [{k: v for k, v in one.items() if k not in without} | more for one in line["choices"]]
+    return [json.dumps({key: value for key, value in line.items() if key != "category"}) for line in made]
+
+
+def test_files_of_eagle_and_medusa_have_the_index_of_the_last_step(tmp_path: Path) -> None:
+    """And files of scripts without counters have no τ, but a speedup."""
+    lines, counters = [_line(q, [12], [], seconds=[0.6]) for q in range(5)], ("decoding_steps", "accept_lengths")
+    files = {"ea": _with(lines, *counters, idxs=[3]), "silent": _with(lines, *counters)}
+    rows = scored(tmp_path, baseline=_with(plain(5), *counters, idxs=[11]), **files)
+    assert [row.mean_acceptance_length for row in rows.values()] == [1, 3, None]
+    assert rows["ea"].speedup == rows["silent"].speedup == pytest.approx(2)
+    notes = "\n".join(limitations(list(rows.values())))
+    assert "silent: no τ" in notes and "bonus" not in notes and "belongs to no step" not in notes
+
+
+@pytest.mark.parametrize(
+    ("line", "stated"),
+    [
+        (_with(plain(1), "wall_time")[0], "no `wall_time`"),
+        ('{"question_id": 1, "choices": [{"turns": [1]}]}', "turns"),
+        ('{"question_id": 1', "not JSON"),
+        ('{"question_id": 1}', "choices"),
+    ],
+)
+def test_what_is_no_answer_file_is_refused_by_its_field(tmp_path: Path, line: str, stated: str) -> None:
+    with pytest.raises(UserError, match=stated) as error:
+        scored(tmp_path, ar=[line])
+    assert "\n" not in str(error.value) and "Expected" not in str(error.value) and "$" not in str(error.value)
 
 
 def test_texts_are_compared_and_other_counts_of_the_same_text_reported(tmp_path: Path) -> None:

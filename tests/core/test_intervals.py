@@ -88,7 +88,8 @@ def test_other_seeds_print_the_same_interval_within_one_of_its_last_digit(
 def test_an_interval_wider_than_one_has_a_digit_less() -> None:
     assert interval((1.234, 1.987)) == "1.23–1.99"
     assert interval((1.234, 2.987)) == "1.2–3.0"
-    assert interval((0.96, 2.987)) == "0.96–3.0"  # on which side of 1 it lies
+    assert interval((0.96, 2.987)) == "0.96–2.99"  # on which side of 1 it lies, with equal digits
+    assert interval((1.0002, 1.283)) == "1.0002–1.2830"
 
 
 def test_a_memory_of_many_questions_is_bounded() -> None:

@@ -143,7 +143,7 @@ def test_a_lie_is_found_under_its_name(found: dict[str, SummaryRow], method: str
         assert part in stated
     assert stated.startswith("impossible") or not output(row, {"temperature": 0.0}).startswith("identical")
     assert ("failed" in stated) == (row.n_failed == 4) == (not row.n_prompts)
-    assert (speedup(row) == "invalid") == stated.startswith(("impossible", "invalid"))
+    assert (speedup(row) == "invalid") == stated.startswith(("impossible", "invalid", "mismatch"))
 
 
 @pytest.mark.parametrize("method", NO_FINDING)

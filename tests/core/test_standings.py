@@ -82,6 +82,7 @@ def test_below_four_questions_there_are_none(make_run: MakeRun) -> None:
     assert rank_ranges(run, summarise(run)) == {}
 
 
-def test_controls_have_no_place(make_run: MakeRun) -> None:
-    run = read_run(make_run(labels=("ar", "ss-shared", "ss-shared-ar"), references={"ss-shared": "ss-shared-ar"}))
-    assert set(rank_ranges(run, summarise(run))) == {"ss-shared"}
+def test_controls_and_methods_of_another_model_have_no_place(make_run: MakeRun) -> None:
+    labels = ("ar", "ss", "ss-shared", "ss-shared-ar")
+    run = read_run(make_run(labels=labels, references={"ss-shared": "ss-shared-ar"}))
+    assert set(rank_ranges(run, summarise(run))) == {"ss"}

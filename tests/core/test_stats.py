@@ -44,7 +44,9 @@ def make(samples: list[tuple[Any, ...]], labels: tuple[str, ...] = ("ar", "m"), 
             steps[row.key] = list(made)
         rows.append(row)
     methods = [{"label": x, "lossless": lossless} for x in labels]
-    return Run(Path(), {"methods": methods, "model": {"dtype": "float32"}}, rows, Steps.from_samples(steps))
+    return Run(
+        Path(), {"methods": methods, "config": {}, "model": {"dtype": "float32"}}, rows, Steps.from_samples(steps)
+    )
 
 
 def overall(run: Run, method: str = "m") -> SummaryRow:

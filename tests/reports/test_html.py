@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from specbench_ss import load_run
-from specbench_ss.reports.html import health
+from specbench_ss.reports.html import health, ranking
 from specbench_ss.reports.html.assets import joined, plotly_js, render
 from specbench_ss.reports.html.health import chips as chips_of
 from specbench_ss.reports.html.report import SCRIPTS, HtmlReport
@@ -193,7 +193,11 @@ def test_long_labels_are_abbreviated_and_no_two_alike() -> None:
     long = [f"ss[root=on,gamma=1,n_draft={i}]" for i in (1, 2)]
     names = short_labels(["ar", "ss", *long, "ss-2"])
     assert names["ss"] == "ss" and names["ss-2"] == "ss-2" and len(set(names.values())) == len(names)
-    assert all(names[label].startswith("ss (") for label in long)
+    assert [names[label] for label in long] == ["ss n_draft=1", "ss n_draft=2"]
+    folder = "ss[weights=/drafters/smollm2/ss-root-parent,nodes=16]"
+    named = short_labels(["medusa[weights=/drafters/medusa,nodes=32]", folder, "ss[weights=/drafters/smollm2/ss]"])
+    assert list(named.values()) == ["medusa", "ss ss-root-parent nodes=16", "ss ss"]
+    assert short_labels(["a" * 60, f"{'a' * 60}[b={'c' * 60}]"])["a" * 60] == f"{'a' * 24} (2)"
 
 
 def test_colours_can_be_seen_on_a_dark_page() -> None:
@@ -229,13 +233,17 @@ def shared(make_run: MakeRun) -> Path:
     )
 
 
-def test_a_method_that_changes_the_model_is_shown_against_its_own_baseline(shared: Path) -> None:
-    made = page_of(analyse(read_run(shared)))
+def test_a_method_that_changes_the_model_is_shown_against_its_own_baseline(make_run: MakeRun) -> None:
+    labels = ("ar", "ss-shared", "ss-shared-ar")
+    run = make_run(labels=labels, references={"ss-shared": "ss-shared-ar"}, verdict="numerical tie")
+    made = page_of(analyse(read_run(run)))
     ranked = {row.label: row for row in made["ranking"]}
     assert set(ranked) == {"ar", "ss-shared"}, "the control is folded"
     assert [control.label for control in ranked["ss-shared"].controls] == ["ss-shared-ar"]
     assert ranked["ss-shared"].own_model.endswith(" over ss-shared-ar, itself 1.00×")
-    assert ranked["ss-shared"].tags[0] == ("24 mismatches of 24 †", "bad") and ranked["ss-shared"].icon == "✕"
+    assert ("24 numerical ties of 24 †", "note") in ranked["ss-shared"].tags and ranked["ss-shared"].icon == "!"
+    assert ranked["ss-shared"].rank == "–" and ranking.ANOTHER_MODEL in ranked["ss-shared"].tags
+    assert "fastest" not in made["headline"] and "ss-shared decodes another model: " in made["headline"]
     assert ("baseline †", "flat") in ranked["ss-shared"].controls[0].tags
     assert {row[0].text for row in made["matrix"].rows} == {"ar", "ss-shared"}
     everything = [row for row in made["everything"].rows if row[1].text == "ss-shared"]
