@@ -271,7 +271,7 @@ class ModelInfo:
                 f"{self.name!r} has {self.embedding_size:,} and {self.hidden_size:,}"
             )
 
-    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+    def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
         """Return the token ids of a conversation, ready for the assistant's answer."""
         if self.tokenizer is None:
             raise UserError(f"model {self.name!r} has no tokenizer")
@@ -279,7 +279,7 @@ class ModelInfo:
             raise UserError(f"the tokenizer of {self.name!r} has no chat template")
         return list(self.tokenizer(self.chat_text(messages), add_special_tokens=False)["input_ids"])
 
-    def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def chat_text(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Return the chat template filled with a conversation. Raises UserError if the template rejects it."""
         try:
             return str(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
