@@ -25,10 +25,10 @@ import numpy as np
 from specbench_ss import load_model
 from specbench_ss.conversations import Conversation
 from specbench_ss.methods.rest.datastore import SEPARATOR, build, open_datastore
+from specbench_ss.prompt_files import read_rows
 from specbench_ss.training import data
 from specbench_ss.training.chat_format import Rendered, Renderer
 from specbench_ss.training.self_distill import ChatTalk, ResponseCache, own_documents
-from specbench_ss.user_files import read_rows
 
 MORE_QUESTIONS = 1400  # of GSM8K
 MODEL, LENGTH, LIMIT = "smollm2", 512, 128  # tokens of a row and of an answer

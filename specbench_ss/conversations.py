@@ -1,4 +1,4 @@
-"""Conversations in JSON lines of the common formats, for `run` and `train`."""
+"""Conversations in the rows of published data sets, for `run`, `train` and `datastore`."""
 
 from __future__ import annotations
 
@@ -6,29 +6,50 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from reprlib import repr as shortened
+from typing import Any, NamedTuple
 
 from specbench_ss.errors import UserError
+from specbench_ss.options import encodable
 
-Message = dict[str, str]  # role and content, as for chat templates
+Message = dict[str, Any]  # role and content, as for chat templates, and the keys of tool messages
 
-COLUMNS = {  # columns of each format, the identifying one first; a row with several formats is read as the first
-    "messages": ("messages",),
-    "conversations": ("conversations",),
-    "prompt": ("prompt", "completion", "response"),
-    "instruction": ("instruction", "input", "output"),
-    "turns": ("turns",),
+
+class Form(NamedTuple):
+    """A published format: columns of the prompt in order, columns with its answer, words before the prompt."""
+
+    texts: tuple[str, ...]
+    answers: tuple[str, ...] = ()
+    ask: str = ""
+
+
+FORMS = {  # by the identifying column; the first one in a row counts
+    "messages": Form(("messages",)),
+    "conversations": Form(("conversations",)),
+    "conversation": Form(("conversation",)),
+    "turns": Form(("turns",)),
+    "prompt": Form(("prompt",), ("completion", "response")),
+    "instruction": Form(("instruction", "question", "input", "context"), ("output", "response", "answer")),
+    "data": Form(("data",)),  # UltraChat
+    "question": Form(("context", "question"), ("response", "answer", "answers")),
+    "query": Form(("query",), ("response",)),
+    "problem": Form(("problem",), ("solution",)),
+    "problem_statement": Form(("problem_statement",)),
+    "article": Form(("article",), ("highlights",), "Summarize this text:\n"),
+    "document": Form(("document",), ("summary",), "Summarize this text:\n"),
+    "dialogue": Form(("dialogue",), ("summary",), "Summarize this dialogue:\n"),
+    "input": Form(("context", "input"), ("answers", "output")),  # LongBench
+    "text": Form(("text",), ("code",)),  # MBPP
 }
-SYSTEM = "system"  # column of the system message, in every format
-MESSAGE_KEYS = {"role", "content", "from", "value"}
-FORMS = "'messages', 'conversations', 'prompt' and 'completion' (or 'response'), 'instruction' and 'output', or 'turns'"
-ROLES = {
-    "system": "system",
-    "user": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
+CHATS = ("messages", "conversations", "conversation", "turns", "prompt", "instruction")  # a row has one of these
+LISTS = ("messages", "conversations", "conversation", "turns", "data")
+SYSTEM = ("system", "system_prompt")  # columns of the system message, in every format
+TOOL_KEYS = ("tool_calls", "tool_call_id", "name")  # of a message, in addition to role and content
+MESSAGE_KEYS = {"role", "content", "from", "value", *TOOL_KEYS}
+ROLES = {role: role for role in ("system", "developer", "user", "assistant", "tool")} | {
+    **dict.fromkeys(("human", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model", "function_call"), "assistant"),
+    **dict.fromkeys(("function", "observation"), "tool"),
 }
 
 
@@ -82,95 +103,167 @@ def read_conversation(
 def read_messages(
     place: str, row: Mapping[str, Any], columns: Mapping[str, str] | None = None, prompts_only: bool = False
 ) -> list[Message]:
-    """Return every message in a row of any known format, in the given order and roles.
+    """Return every message in a row of any known format, in the given order.
 
     Arguments and errors are those of `read_conversation`.
     """
-    row = _with_form_names(place, row, columns or {})
-    messages = _messages(place, row, prompts_only)
-    if not row.get(SYSTEM):
+    row = _with_form_names(place, unwrapped(row), columns or {})
+    name = form_of(place, row)
+    messages = _messages(place, name, row)
+    if not prompts_only and (name == "turns" or name not in LISTS) and messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": _answer(place, name, row)})
+    system = next((key for key in SYSTEM if row.get(key)), None)
+    if system is None:
         return messages
     if any(message["role"] == "system" for message in messages):
-        raise UserError(f"{place}: both {SYSTEM!r} and a system message; keep one")
-    return [{"role": "system", "content": _text(place, row, SYSTEM)}, *messages]
+        raise UserError(f"{place}: both {system!r} and a system message; keep one")
+    return [{"role": "system", "content": text_in(place, row, system)}, *messages]
 
 
-def unread_keys(row: Mapping[str, Any]) -> list[str]:
-    """Return the non-empty keys of a row's messages that are not read."""
-    entries = [entry for key in COLUMNS if isinstance(row.get(key), list) for entry in row[key]]
-    return [key for entry in entries if isinstance(entry, Mapping) for key in set(entry) - MESSAGE_KEYS if entry[key]]
+def read_asked(place: str, row: Mapping[str, Any]) -> tuple[list[Message], list[str], list[str]]:
+    """Return earlier messages, the user messages to be answered in turn, and acceptable answers to the last one.
+
+    Only the last user message is to be answered, or each one of several in a row. Answers before the first user message
+    are dropped, as FastChat does, and tool messages after the last one. Raise UserError as `read_conversation` does.
+    """
+    row = unwrapped(row)
+    name, messages = form_of(place, row), read_messages(place, row, prompts_only=True)
+    roles = [message["role"] for message in messages]
+    if "user" not in roles:
+        raise UserError(f"{place}: {name!r} has no user message")
+    begin, end = roles.index("user"), len(roles) - roles[::-1].index("user")
+    answers = [answer for key in FORMS[name].answers for answer in _acceptable(row.get(key))]
+    if roles[end:] == ["assistant"] and messages[end]["content"]:
+        answers = _acceptable(messages[end]["content"])
+    elif roles[end:] and "tool" not in roles[end:]:
+        ending = ", ".join(roles[-2:])
+        raise UserError(f"{place}: {name!r} ends with {ending}; it must end with user, or with user, assistant")
+    messages = [m for i, m in enumerate(messages[:end]) if i > begin or m["role"] != "assistant"]
+    first = next((i for i in range(len(messages), 0, -1) if messages[i - 1]["role"] != "user"), 0)
+    turns, roles = [message["content"] for message in messages[first:]], [m["role"] for m in messages[:first]]
+    if not all(turn.strip() for turn in turns):
+        raise UserError(f"{place}: {name!r}: a user message to be answered is empty")
+    if ("user", "user") in zip(roles, roles[1:], strict=False):
+        raise UserError(f"{place}: {name!r} has two user messages in a row before an answer; split the row")
+    return messages[:first], turns, answers
+
+
+def unwrapped(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row with the columns of its request, if it is a line of OpenAI's batch format."""
+    return {**row, **row["body"]} if isinstance(row.get("body"), Mapping) else row
+
+
+def form_of(place: str, row: Mapping[str, Any]) -> str:
+    """Return the format of a row, a key of FORMS.
+
+    Raise UserError for no or two formats, unless the second one repeats a text of the first.
+    """
+    if "message_tree_id" in row and "messages" not in row:
+        raise UserError(f"{place}: OpenAssistant's rows are single messages of a tree; convert each path to 'messages'")
+    names = [name for name in FORMS if row.get(name) is not None]
+    names = [name for name in names if row[name] and (isinstance(row[name], list) or name not in LISTS)] or names
+    if not names:
+        known = ", ".join(map(repr, FORMS))
+        raise UserError(f"{place}: none of the known columns: {known}; there are {_listed(row)}; rename one")
+    chats = [name for name in names if name in CHATS]
+    if len(chats) > 1 and not _repeats(row[chats[0]], row[chats[1]]):
+        raise UserError(f"{place}: both {chats[0]!r} and {chats[1]!r}; keep one")
+    return names[0]
+
+
+def _repeats(value: Any, other: Any) -> bool:
+    """Return True if the entries of one column are or contain the other column."""
+    entries = value if isinstance(value, list) else [value]
+    contents = [e.get("content", e.get("value")) if isinstance(e, Mapping) else e for e in entries]
+    return other in contents or (isinstance(other, list) and all(e in entries or e in contents for e in other))
+
+
+def unread_keys(entries: object) -> list[str]:
+    """Return the non-empty keys of messages that are not read."""
+    rows = [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
+    return [key for entry in rows for key in set(entry) - MESSAGE_KEYS if entry[key]]
 
 
 def _with_form_names(place: str, row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
     for column in columns.values():
         if column not in row:
-            raise UserError(f"{place}: no column {column!r}; there are {', '.join(map(str, row))}")
+            raise UserError(f"{place}: no column {column!r}; there are {_listed(row)}")
     return {**row, **{name: row[column] for name, column in columns.items()}}
 
 
-def _messages(place: str, row: Mapping[str, Any], prompts_only: bool) -> list[Message]:
-    for key in ("messages", "conversations"):
-        if isinstance(row.get(key), Sequence) and not isinstance(row[key], str):
-            return _chat(place, key, row[key])
-    if "prompt" in row:
-        answer = "response" if "response" in row else "completion"
-        prompt = _part(place, row, "prompt", "user")
-        return prompt if prompts_only and answer not in row else prompt + _part(place, row, answer, "assistant")
-    if "instruction" in row:
-        texts = [_text(place, row, "instruction"), *([_text(place, row, "input")] if row.get("input") else [])]
-        question = [{"role": "user", "content": "\n\n".join(texts)}]
-        return question if prompts_only and "output" not in row else question + _part(place, row, "output", "assistant")
-    if isinstance(row.get("turns"), list):
-        if not prompts_only:
-            raise UserError(f"{place}: 'turns' has no answers; use --regenerate-responses")
-        return [{"role": "user", "content": _require_text(place, "turns", turn)} for turn in row["turns"]]
-    for key in ("messages", "conversations", "turns"):
-        if key in row:
-            raise UserError(f"{place}: {key!r} must be a list, not {_kind(row[key])}")
-    raise UserError(f"{place}: none of the known columns: {FORMS}; there are {', '.join(map(str, row)) or 'none'}")
+def _listed(row: Mapping[str, Any]) -> str:
+    """Return the names of the first columns, each shortened."""
+    names = [str(name)[:40] for name in row]
+    return ", ".join([*names[:12], *([f"{len(names) - 12} more"] if len(names) > 12 else [])]) or "none"
 
 
-def _part(place: str, row: Mapping[str, Any], key: str, role: str) -> list[Message]:
-    """Return the messages of a prompt or completion, which is a string or a list of messages."""
-    if isinstance(row.get(key), Sequence) and not isinstance(row[key], str):
-        return _chat(place, key, row[key])
-    return [{"role": role, "content": _text(place, row, key)}]
+def _messages(place: str, name: str, row: Mapping[str, Any]) -> list[Message]:
+    """Return the messages of the prompt and of a completion that is a list of messages."""
+    value = row[name]
+    if name in LISTS and not isinstance(value, list):
+        raise UserError(f"{place}: {name!r} must be a list, not {_kind(value)}")
+    if isinstance(value, list):
+        speakers = {"data": ("user", "assistant"), "turns": ("user",), "prompt": ("user",)}.get(name, ("",))
+        messages = [_message(f"{place}: {name}[{i}]", e, speakers[i % len(speakers)]) for i, e in enumerate(value)]
+        if not messages:
+            raise UserError(f"{place}: {name!r} is empty")
+    else:
+        texts = [text_in(place, row, key) for key in FORMS[name].texts if key == name or row.get(key)]
+        messages = [{"role": "user", "content": FORMS[name].ask + "\n\n".join(texts)}]
+    answers = [(key, row[key]) for key in FORMS[name].answers if isinstance(row.get(key), list)]
+    entries = [(f"{place}: {key}[{i}]", e) for key, value in answers for i, e in enumerate(value)]
+    return messages + [_message(place, entry, "") for place, entry in entries if isinstance(entry, Mapping)]
 
 
-def _chat(place: str, key: str, entries: Sequence[Any]) -> list[Message]:
-    return [_message(f"{place}: {key}[{i}]", entry) for i, entry in enumerate(entries)]
+def _answer(place: str, name: str, row: Mapping[str, Any]) -> str:
+    """Return the first answer in the columns of the format. Raise UserError if there is none."""
+    if not FORMS[name].answers:
+        raise UserError(f"{place}: {name!r} has no answers; use --regenerate-responses")
+    key = next((key for key in FORMS[name].answers if row.get(key) is not None), FORMS[name].answers[0])
+    return next(iter(_acceptable(row.get(key))), "") or text_in(place, row, key)
 
 
-def _message(place: str, entry: Any) -> Message:
+def _acceptable(value: Any) -> list[str]:
+    """Return the texts in a column of answers: a text, a list of texts, or SQuAD's and TriviaQA's objects."""
+    if isinstance(value, Mapping):
+        value = value.get("text", value.get("value"))
+    return [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str) and text.strip()]
+
+
+def _message(place: str, entry: Any, speaker: str) -> Message:
+    """Return a message. speaker: role of an entry that is a text, or that has no role; '' for none."""
+    if speaker and isinstance(entry, str):
+        entry = {"content": entry}
     if not isinstance(entry, Mapping):
         raise UserError(f"{place} is not a message with a role and a content")
-    role = entry.get("role", entry.get("from"))
+    role = entry.get("role") or entry.get("from") or speaker or None
     if not isinstance(role, str) or role not in ROLES:
-        raise UserError(f"{place} has role {role!r}; known roles: {', '.join(ROLES)}")
+        raise UserError(f"{place} has role {shortened(role)}; known roles: {', '.join(ROLES)}")
     content = entry.get("content", entry.get("value"))
     if isinstance(content, list):
-        content = "".join(_text_part(place, part) for part in content)
-    return {"role": ROLES[role], "content": _require_text(place, "content", content)}
+        other = next((p for p in content if not isinstance(p, Mapping) or not isinstance(p.get("text"), str)), None)
+        if other is not None:
+            kind = shortened(other.get("type") if isinstance(other, Mapping) else other)
+            raise UserError(f"{place}: 'content' has a part of type {kind}; only parts with a 'text' are read")
+        content = "".join(part["text"] for part in content)
+    tools = {key: entry[key] for key in TOOL_KEYS if entry.get(key)}
+    if not isinstance(tools.get("tool_calls", []), list) or not encodable(json.dumps(tools, ensure_ascii=False)):
+        raise UserError(f"{place}: 'tool_calls' must be a list of texts that can be encoded")
+    if content is not None or not tools.get("tool_calls"):
+        content = text_in(place, {"content": content}, "content")
+    return {"role": ROLES[role], "content": content, **tools}
 
 
-def _text_part(place: str, part: Any) -> str:
-    """Return the text of a part of a message. Raises UserError for a part of another type, such as an image."""
-    kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
-    if kind != "text":
-        raise UserError(f"{place}: 'content' has a part of type {kind!r}; only parts of type 'text' are read")
-    return _require_text(place, "text", part.get("text"))
-
-
-def _text(place: str, row: Mapping[str, Any], key: str) -> str:
+def text_in(place: str, row: Mapping[str, Any], key: str) -> str:
+    """Return a text of a row. Raise UserError for anything else, and for one that cannot be encoded."""
     if key not in row:
-        raise UserError(f"{place}: no column {key!r}; there are {', '.join(map(str, row))}")
-    return _require_text(place, key, row[key])
-
-
-def _require_text(place: str, key: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise UserError(f"{place}: {key!r} must be a text, not {_kind(value)}")
-    return value
+        raise UserError(f"{place}: no column {key!r}; there are {_listed(row)}")
+    if not isinstance(row[key], str):
+        raise UserError(f"{place}: {key!r} must be a text, not {_kind(row[key])}")
+    if not encodable(row[key]):
+        raise UserError(f"{place}: {key!r} has half of a surrogate pair, which is not a character")
+    text: str = row[key]
+    return text
 
 
 def _kind(value: Any) -> str:
@@ -194,8 +287,8 @@ def _alternating(place: str, messages: Sequence[Message], prompts_only: bool) ->
     turns: list[Message] = []
     for message in rest:
         expected = "user" if prompts_only or len(turns) % 2 == 0 else "assistant"
-        if message["role"] != expected or not message["content"].strip():
+        if message["role"] != expected or not (message["content"] or "").strip():
             break
         turns.append(message)
-    messages_kept = (*[m for m in system if m["content"].strip()], *turns) if turns else ()
+    messages_kept = (*[m for m in system if (m["content"] or "").strip()], *turns) if turns else ()
     return Conversation(place, messages_kept, len(turns) < total)

@@ -89,6 +89,11 @@ def first_line(error: BaseException) -> str:
     return text
 
 
+def printable(text: str) -> str:
+    """Return the text with control characters, line ends included, and lone surrogates escaped."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 CORE, METHODS = Path(__file__).parent, Path(__file__).parent / "methods"
 STANDARD = Path(sysconfig.get_path("stdlib"))
 

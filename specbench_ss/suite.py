@@ -17,10 +17,22 @@ MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation. role: system, user or assistant."""
+    """One message of a conversation. role: system, developer, user, assistant or tool. content: None of tool calls."""
 
     role: str
-    content: str
+    content: str | None
+    tool_calls: list[Any] = field(default_factory=list)  # as published
+    tool_call_id: str = ""
+    name: str = ""
+
+    @property
+    def text(self) -> str:
+        """Return the content, and tool calls as JSON, for readers."""
+        return "\n".join([*([self.content] if self.content else []), *map(json.dumps, self.tool_calls)])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the message as a chat template and a server take it, without empty fields of tools."""
+        return {key: value for key, value in asdict(self).items() if value or key in ("role", "content")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +41,7 @@ class Question:
 
     references: the acceptable answers of each turn; there may be none. metric: name of the quality metric of this
     question; None where it has no reference-based one. history: messages before the first turn, as they were given.
+    place: of its row in a file, for messages.
     """
 
     id: str
@@ -37,6 +50,7 @@ class Question:
     references: tuple[tuple[str, ...], ...] = ()
     metric: str | None = None
     history: tuple[Message, ...] = ()
+    place: str = field(default="", compare=False)
 
     @property
     def mark(self) -> str:
@@ -44,16 +58,17 @@ class Question:
         asked = json.dumps(self.messages()) if self.history else self.turns[0]
         return hashlib.sha256(asked.encode()).hexdigest()[:12]
 
-    def messages(self, answers: Sequence[str] = ()) -> list[dict[str, str]]:
+    def messages(self, answers: Sequence[str] = ()) -> list[dict[str, Any]]:
         """Return the messages of the turn after these answers, as a chat template and a server take them."""
-        messages = [asdict(message) for message in self.history]
+        messages = [message.as_dict() for message in self.history]
         for turn, answer in zip(self.turns, answers, strict=False):
             messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
         return [*messages, {"role": "user", "content": self.turns[len(answers)]}]
 
     def content(self) -> dict[str, Any]:
-        """Return all fields but an empty history, so that other suites keep the hash that they had without one."""
-        return {name: value for name, value in asdict(self).items() if name != "history" or value}
+        """Return all fields but the place and an empty history, so that suites without one keep their hash."""
+        values = asdict(self) | {"history": [message.as_dict() for message in self.history]}
+        return {name: value for name, value in values.items() if name != "place" and (name != "history" or value)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Files that a user provides: text, JSON lines, JSON and YAML, read into typed records.
+"""Files that a user provides: text, JSON and YAML, read into typed records.
 
 msgspec reads and checks; errors are reported in plain English with the name of the field.
 """
@@ -6,19 +6,20 @@ msgspec reads and checks; errors are reported in plain English with the name of 
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import math
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import msgspec
 import yaml
 
 from specbench_ss.errors import UserError, first_line, os_reason
-from specbench_ss.options import encodable
 
 T = TypeVar("T")
 KIND_NAMES = {
@@ -104,20 +105,10 @@ def _plain_message(error: msgspec.ValidationError) -> str:
     return f"{place or 'it'}: {message}"
 
 
-Row = dict[str, Any]
-
-
 def read_text(path: Path) -> str:
     """Return the file as text. Raises UserError if it is missing or not UTF-8."""
-    return "".join(_lines(path))
-
-
-def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Yield every JSON object of a JSONL file with its place, `FILE:LINE`; one line in memory at a time."""
-    for number, line in enumerate(_lines(path), start=1):
-        if line.strip():
-            place = f"{path}:{number}"
-            yield place, _row(place, line)
+    with open_text(path) as file:
+        return file.read()
 
 
 def check_ends(path: Path) -> None:
@@ -131,31 +122,20 @@ def check_ends(path: Path) -> None:
         raise UserError(f"cannot read {path}: it is a {kind}, not a file")
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a text file, which may be compressed (NAME.gz)."""
+@contextmanager
+def open_text(path: Path) -> Iterator[TextIO]:
+    """Open a UTF-8 text file, which may be compressed by gzip. Raises UserError in the block if it cannot be read."""
     check_ends(path)
-    opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with opened(path, "rt", encoding="utf-8-sig") as file:
-            yield from file  # str.splitlines would also split at U+2028, which JSON allows
+        with path.open("rb") as file:
+            compressed = path.suffix == ".gz" or file.peek(2)[:2] == b"\x1f\x8b"
+            yield io.TextIOWrapper(gzip.GzipFile(fileobj=file) if compressed else file, encoding="utf-8-sig")
     except OSError as error:
         raise UserError(f"cannot read {path}: {os_reason(error)}") from None
     except (EOFError, zlib.error):
         raise UserError(f"cannot read {path}: the compressed file is damaged") from None
     except UnicodeDecodeError:
-        raise UserError(f"{path} is not a UTF-8 text file") from None
-
-
-def _row(place: str, line: str) -> Row:
-    try:
-        row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError):
-        raise UserError(f"{place}: not valid JSON") from None
-    if not isinstance(row, dict):
-        raise UserError(f"{place}: expected a JSON object")
-    if "\\ud" in line.lower() and not encodable(json.dumps(row, ensure_ascii=False)):
-        raise UserError(f"{place}: it has half of a surrogate pair, which is not a character")
-    return row
+        raise UserError(f"{path} is not a UTF-8 text file; convert it to UTF-8") from None
 
 
 def read_bytes(path: Path) -> bytes:

@@ -1,56 +1,34 @@
 """Base of the suites: questions from files or from the lab's frozen ones, limits, categories and editions.
 
-`hub:OWNER/NAME[:CONFIG[:SPLIT]][@REVISION]` names a data set of the hub; the default split is `test`. Only such names
-cause requests to the hub.
-
-A row has `question_id`, `category` and `turns`. It may have `reference` (for each turn a text or a list of
-acceptable texts) and `metric`.
+A row is a prompt or conversation in a format of `conversations.FORMS`. It may have an id, `category`, `reference` (for
+each turn a text or a list of acceptable texts) and `metric`.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import specbench_ss
+from specbench_ss.conversations import read_asked, text_in
 from specbench_ss.errors import UserError, did_you_mean, known_words
+from specbench_ss.prompt_files import HUB, Row, open_source, usable
 from specbench_ss.storage import cache_folder, file_sha256
-from specbench_ss.suite import MT_BENCH, Question, Suite, SuiteData, SuiteRequest
+from specbench_ss.suite import MT_BENCH, Message, Question, Suite, SuiteData, SuiteRequest
 from specbench_ss.suites.download import download
 from specbench_ss.suites.scorers import METRICS, score_turn
-from specbench_ss.user_files import Row, read_rows
-
-HUB = "hub:"
-_FORM = re.compile(r"hub:(?P<name>[^:@]+)(:(?P<config>[^:@]*))?(:(?P<split>[^:@]+))?(@(?P<revision>.+))?")
 
 
 def is_hub(data: Path) -> bool:
     """Return True if this names a data set of the hub, not a file."""
     return str(data).startswith(HUB)
-
-
-def read_data(data: Path) -> Iterator[tuple[str, Row]]:
-    """Yield every row of a JSONL file (also NAME.gz) or a hub data set with its location. Raise UserError."""
-    if not is_hub(data):
-        yield from read_rows(data)
-        return
-    from specbench_ss.training.data import HubSource
-
-    form = _FORM.fullmatch(str(data))
-    if form is None:
-        raise UserError(
-            f"cannot read {str(data)!r}: expected hub:OWNER/NAME, hub:OWNER/NAME:CONFIG:SPLIT or ...@REVISION"
-        )
-    source = HubSource(form["name"], form["config"] or None, form["split"] or "test", form["revision"])
-    for place, row in source.rows():
-        yield place, dict(row)
 
 
 SPECBENCH_CATEGORIES = (*MT_BENCH, "translation", "summarization", "qa", "math_reasoning", "rag")
@@ -62,60 +40,65 @@ LAB_SIZES = {name: 10 if name in MT_BENCH else 80 for name in (*SPECBENCH_CATEGO
 Reader = Callable[[str, int, Row], Question]  # location, number from 0, row
 
 
-ROW_FIELDS = "`question_id`, `category` and `turns`"
-
-
-def read_questions(path: Path) -> tuple[Question, ...]:
-    """Return the questions of a file in the format of MT-Bench and Spec-Bench, in order."""
-    return questions_of(path, lambda place, _, row: question_of(place, row))
+IDS = ("question_id", "prompt_id", "id", "task_id", "custom_id")  # columns of a question's id
+OWN_CATEGORY = "prompts"  # of rows without one
 
 
 @cache
 def lab_questions(split: str) -> dict[str, tuple[Question, ...]]:
     """Return the questions for the lab's models, by category. split: "eval" or "calibration"."""
-    questions = read_questions(LAB_QUESTIONS / f"questions-{split}.jsonl.gz")
+    questions = questions_of(LAB_QUESTIONS / f"questions-{split}.jsonl.gz", question_of)
     return {name: tuple(q for q in questions if q.category == name) for name in LAB_SIZES}
 
 
-def questions_of(path: Path, read: Reader, fields: str = ROW_FIELDS) -> tuple[Question, ...]:
-    """Return the questions that a function reads from the rows of a file or hub data set, in order.
+def questions_of(path: Path, read: Reader, note: Callable[[str], None] = lambda _: None) -> tuple[Question, ...]:
+    """Return the questions that a function reads from the rows of a file, folder or hub data set, in order.
 
-    fields: those of a row, for the error message. Raise UserError for a duplicate id, and for an empty file.
+    note: gets a line on rows that cannot be used. Raise UserError if these are too many, and for an empty file.
     """
-    questions: dict[str, Question] = {}
-    for number, (place, row) in enumerate(read_data(path)):
-        question = read(place, number, row)
-        if question.id in questions:
-            raise UserError(f"{place}: question_id {question.id!r} occurs twice")
-        questions[question.id] = question
+    numbers, ids = count(), set[str]()
+
+    def question(place: str, row: Row) -> Question:
+        found = replace(read(place, next(numbers), row), place=place)
+        if found.id in ids:
+            raise UserError(f"{place}: the id {found.id!r} occurs twice")
+        ids.add(found.id)
+        return found
+
+    questions = tuple(usable(open_source(path, "test").rows(), question, note))
     if not questions:
-        raise UserError(f"{path} has no questions; it needs one JSON object per line, with {fields}")
-    return tuple(questions.values())
+        raise UserError(f"{path} has no questions; docs/suites.md lists the formats")
+    return questions
 
 
 def text_of(place: str, row: Any, key: str) -> str:
     """Return a text field of a row. Raise UserError if it is missing, empty or no text."""
-    value = row.get(key) if isinstance(row, dict) else None
-    if not isinstance(value, str) or not value.strip():
-        raise UserError(f"{place}: {key!r} must be a text")
-    return value
+    text = text_in(place, row, key)
+    if not text.strip():
+        raise UserError(f"{place}: {key!r} is empty")
+    return text
 
 
-def question_of(place: str, row: Row, metrics: Mapping[str, str] = MappingProxyType({})) -> Question:
-    """Return the question of a row in the format of MT-Bench and Spec-Bench. Raise UserError for another format.
+def question_of(
+    place: str, number: int, row: Row, metrics: Mapping[str, str] = MappingProxyType({}), task: str = OWN_CATEGORY
+) -> Question:
+    """Return the question of a row in any known format. Raise UserError for another row.
 
-    metrics: the default metric of each category.
+    metrics: the default metric of each category. task: the category of a row without one.
     """
-    category, turns = row.get("category"), row.get("turns")
-    if not isinstance(row.get("question_id"), int | str):
+    history, turns, answers = read_asked(place, row)
+    name = next((row[key] for key in IDS if row.get(key) is not None), number)
+    if not isinstance(name, int | str):
         raise UserError(f"{place}: 'question_id' must be a number or a text")
-    if not isinstance(category, str) or not category:
-        raise UserError(f"{place}: 'category' must be a text")
-    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
-        raise UserError(f"{place}: 'turns' must be a list of texts")
+    category = row.get("category") or task
+    if not isinstance(category, str) or not f"{category}{name}".isprintable():
+        raise UserError(f"{place}: 'category' must be a text, and like the id without control characters")
     references = _references(place, row.get("reference"), len(turns))
-    metric = _metric(place, row.get("metric", metrics.get(category)))
-    return Question(str(row["question_id"]), category, tuple(turns), references, metric if any(references) else None)
+    if not references and answers and len(turns) == 1:
+        references = (tuple(answers),)
+    metric = _metric(place, row["metric"] if row.get("metric") is not None else metrics.get(category))
+    messages = tuple(Message(**message) for message in history)
+    return Question(str(name), category, tuple(turns), references, metric if any(references) else None, messages)
 
 
 def _metric(place: str, name: object) -> str | None:
@@ -125,8 +108,9 @@ def _metric(place: str, name: object) -> str | None:
 
 
 def _references(place: str, value: object, turns: int) -> tuple[tuple[str, ...], ...]:
-    if value is None:
+    if value is None or value == []:
         return ()
+    value = [value] if isinstance(value, str) else value
     if not isinstance(value, list) or len(value) != turns:
         raise UserError(f"{place}: 'reference' must be a list with one entry for each of the {turns} turn(s)")
     return tuple(_acceptable(place, entry) for entry in value)
@@ -195,23 +179,28 @@ class FileSuite(Suite):
     title: ClassVar[str]  # name in sentences
     files: ClassVar[tuple[Published, ...]] = ()  # downloaded by `fetch`; the first has the questions
     needs: ClassVar[str] = "a JSONL file"  # description of --data for suites without a download
-    row_fields: ClassVar[str] = ROW_FIELDS  # of a line of the file
+    metrics: ClassVar[Mapping[str, str]] = MappingProxyType({})  # the default metric of each category
     default_limit: ClassVar[int] = 0  # questions per category; 0 = all
     max_new_tokens: ClassVar[int] = 1024
     lab_categories: ClassVar[tuple[str, ...]] = ()  # categories for lab models
     lab_limit: ClassVar[int] = 4  # default number of lab questions per category
 
+    def __init__(self) -> None:
+        self.left_out: list[str] = []
+
     def read(self, data: Path) -> tuple[Question, ...]:
         """Return the questions of a file, a folder or a hub data set. Raise UserError."""
-        return questions_of(self.question_file(data), self.question, self.row_fields)
+        self.left_out = []
+        return questions_of(self.question_file(data), self.question, self.left_out.append)
 
     def question(self, place: str, number: int, row: Row) -> Question:
         """Return the question of a row of the file. Raise UserError for another format."""
-        return question_of(place, row)
+        task = self.categories[0] if len(self.categories) == 1 else OWN_CATEGORY
+        return question_of(place, number, row, self.metrics, task)
 
     def notes(self) -> tuple[str, ...]:
         """Return notes on questions from a file for readers of the results, one sentence each."""
-        return ()
+        return tuple(self.left_out)
 
     def load(self, request: SuiteRequest) -> SuiteData:
         """Return the evaluation questions: for lab models the lab's unless a file is given."""

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from specbench_ss.conversations import COLUMNS, FORMS, SYSTEM, read_messages, unread_keys
+from specbench_ss.conversations import FORMS, SYSTEM, form_of, text_in, unread_keys, unwrapped
 from specbench_ss.errors import UserError
-from specbench_ss.suite import MT_BENCH, Message, Question, Suite, SuiteData, SuiteRequest
+from specbench_ss.prompt_files import SUFFIXES as ROW_SUFFIXES
+from specbench_ss.prompt_files import Row, read_rows
+from specbench_ss.suite import MT_BENCH, Question, Suite, SuiteData, SuiteRequest
 from specbench_ss.suites.base import (
+    IDS,
     SPECBENCH_CATEGORIES,
     FileSuite,
     Published,
     check_categories,
     check_limit,
     is_hub,
-    question_of,
 )
-from specbench_ss.user_files import Row, read_rows, read_text
+from specbench_ss.user_files import read_text
 
 MTBENCH_COMMIT = "587d5cfa1609a43d192cedb8441cac3c17db105d"
 FOLDER = f"https://raw.githubusercontent.com/lm-sys/FastChat/{MTBENCH_COMMIT}/fastchat/llm_judge/data"
@@ -92,14 +93,10 @@ class SpecBench(FileSuite):
     files = (Published(URL, SHA256),)
     max_new_tokens = 1024  # as Spec-Bench itself
     lab_categories = SPECBENCH_CATEGORIES
-
-    def question(self, place: str, number: int, row: Row) -> Question:
-        """Return the question of a row."""
-        return question_of(place, row, METRICS)
+    metrics = METRICS
 
 
 MASKED = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"  # placeholder where a source's licence forbids a copy
-KEPT = ("question_id", "category", "turns")  # the other fields describe the origin of a question
 
 
 class SpeedBench(FileSuite):
@@ -112,29 +109,15 @@ class SpeedBench(FileSuite):
         "coding", "humanities", "math", "multilingual", "qa", "rag", "reasoning", "roleplay", "stem", "summarization",
         "writing", "low_entropy", "mixed", "high_entropy",
     )  # fmt: skip
-    needs = "a JSONL file in SPEED-Bench's form, or hub:nvidia/SPEED-Bench:qualitative"
+    needs = "a Parquet or JSONL file of SPEED-Bench, or hub:nvidia/SPEED-Bench:qualitative"
     default_limit = 80
 
-    def __init__(self) -> None:
-        self.left_out = 0
-
-    def read(self, data: Path) -> tuple[Question, ...]:
-        """Return the questions that are not masked. Raise UserError if there are none."""
-        questions = super().read(data)
-        whole = tuple(q for q in questions if not any(turn.startswith(MASKED) for turn in q.turns))
-        self.left_out = len(questions) - len(whole)
-        if not whole:
-            raise UserError(f"{data} has only masked questions; prepare the data with NVIDIA's specdec_bench first")
-        return whole
-
     def question(self, place: str, number: int, row: Row) -> Question:
-        """Return the question of a row."""
-        return question_of(place, {key: row.get(key) for key in KEPT})
-
-    def notes(self) -> tuple[str, ...]:
-        """Return a note on the number of masked questions, which are left out."""
-        masked = f"{self.left_out} masked questions are left out: NVIDIA's specdec_bench fetches their text"
-        return (masked,) if self.left_out else ()
+        """Return the question of a row. Raise UserError if its text is masked."""
+        question = super().question(place, number, row)
+        if any(turn.startswith(MASKED) for turn in question.turns):
+            raise UserError(f"{place}: the text is masked; prepare the data with NVIDIA's specdec_bench first")
+        return question
 
 
 CONTEXT = "context"  # the category of prompts with the longest length that the model's context allows
@@ -210,22 +193,14 @@ def _questions(text: str, sizes: dict[str, int], limit: int, count: Count) -> tu
     for name, size in sizes.items():
         begin, made = 0, 0
         while not (limit and made == limit) and (piece := _piece(text, begin, size - count(ASK), count)):
-            questions.append(Question(f"{name}-{made:03d}", name, (f"{piece.text}\n\n{ASK}",)))
-            begin, made = piece.end, made + 1
+            questions.append(Question(f"{name}-{made:03d}", name, (f"{piece[0]}\n\n{ASK}",)))
+            begin, made = piece[1], made + 1
         short += [] if made else [name]
     return questions, short
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A piece of the text with its end offset."""
-
-    text: str
-    end: int
-
-
-def _piece(text: str, begin: int, tokens: int, count: Count) -> _Piece | None:
-    """Return the text from `begin` to the last whole word within `tokens`; None if there is less text."""
+def _piece(text: str, begin: int, tokens: int, count: Count) -> tuple[str, int] | None:
+    """Return the text from `begin` to the last whole word within `tokens`, and its end; None if there is less text."""
     low, high = begin, min(len(text), begin + 8 * tokens)
     while count(text[begin:high]) < tokens:
         if high == len(text):
@@ -236,28 +211,22 @@ def _piece(text: str, begin: int, tokens: int, count: Count) -> _Piece | None:
         low, high = (middle, high) if count(text[begin:middle]) <= tokens else (low, middle)
     end = max(text.rfind(" ", begin, low), text.rfind("\n", begin, low))
     end = end if end > begin else low
-    return _Piece(text[begin:end].strip(), end) if text[begin:end].strip() else None
+    return (text[begin:end].strip(), end) if text[begin:end].strip() else None
 
 
 def _documents(data: Path) -> Iterator[str]:
     """Yield the texts of a file, or of a folder's text files in the order of their names."""
-    if data.is_dir():
-        files = sorted(path for path in data.rglob("*") if path.suffix in SUFFIXES and path.is_file())
-        if not files:
-            raise UserError(f"{data} has no {', '.join(SUFFIXES)} file")
-        for file in files:
+    files = sorted(path for path in data.rglob("*") if path.suffix in SUFFIXES) if data.is_dir() else [data]
+    if not files:
+        raise UserError(f"{data} has no {', '.join(SUFFIXES)} file")
+    for file in files:
+        if file.suffix in (*ROW_SUFFIXES, ".gz"):
+            yield from (text_in(place, row, "text") for place, row in read_rows(file))
+        else:
             yield read_text(file)
-    elif data.suffix in (".jsonl", ".gz"):
-        for place, row in read_rows(data):
-            if not isinstance(row.get("text"), str):
-                raise UserError(f"{place}: 'text' must be a text")
-            yield row["text"]
-    else:
-        yield read_text(data)
 
 
-OWN_CATEGORY = "prompts"  # default category of rows
-OWN_COLUMNS = {SYSTEM, "id", "question_id", "category", "reference", "metric"}
+OWN_COLUMNS = {*SYSTEM, *IDS, "category", "reference", "metric"}
 MOST_NAMED = 6  # keys that one note lists
 
 
@@ -266,84 +235,32 @@ class Prompts(FileSuite):
 
     name = "jsonl"
     title = "jsonl"
-    summary = "prompts of your own: jsonl:FILE, one JSON object a line with `prompt`, `messages` or `turns`"
+    summary = "prompts of your own: jsonl:FILE in any format of docs/suites.md, such as `prompt`, `messages` or `turns`"
     categories = ()  # those of the file
-    needs = "jsonl:FILE, a file with one JSON object a line that has `prompt`, `messages` or `turns`"
-    row_fields = "`prompt`, `messages` or `turns`"
+    needs = "jsonl:FILE, a file of rows that have `prompt`, `messages` or `turns`"
     max_new_tokens = 256
 
-    def __init__(self) -> None:
-        self.unread: dict[str, list[str]] = {}
-
     def read(self, data: Path) -> tuple[Question, ...]:
-        """Return the questions of a file; `id` (or `question_id`), `category`, `reference`, `metric` are optional."""
-        self.unread = {"columns": [], "keys of messages": []}
+        """Return the questions of a file; an id, `category`, `reference`, `metric` are optional."""
+        self.unread: dict[str, set[str]] = {"columns": set(), "keys of messages": set()}
         return super().read(data)
 
     def notes(self) -> tuple[str, ...]:
-        """Return a note on fields of the rows that are not used."""
-        return tuple(f"{kind} that are not read: {_listed(names)}" for kind, names in self.unread.items() if names)
+        """Return notes on rows that are left out, and on fields that are not used."""
+        unread = (f"{kind} that are not read: {_listed(names)}" for kind, names in self.unread.items() if names)
+        return (*super().notes(), *unread)
 
     def question(self, place: str, number: int, row: Row) -> Question:
         """Return the question of a row."""
-        form = _form(place, row)
-        self.unread["columns"] += [key for key in row if key not in {*COLUMNS[form], *OWN_COLUMNS} and row[key]]
-        self.unread["keys of messages"] += unread_keys({form: row[form]})
-        name = next((row[key] for key in ("question_id", "id") if row.get(key) is not None), number)
-        common = {key: row.get(key) for key in ("reference", "metric")}
-        asked = {**common, "question_id": name, "category": row.get("category") or OWN_CATEGORY}
-        return _by_turns(place, row, asked) if form == "turns" else _by_messages(place, form, row, asked)
+        question, row = super().question(place, number, row), dict(unwrapped(row))
+        name = form_of(place, row)
+        known = {*FORMS[name].texts, *FORMS[name].answers, *OWN_COLUMNS}
+        self.unread["columns"].update(key for key in row if key not in known and row[key])
+        self.unread["keys of messages"].update(unread_keys(row[name]))
+        return question
 
 
-def _form(place: str, row: Row) -> str:
-    """Return the format of a row. Raise UserError for two formats, unless `prompt` repeats a message of the first."""
-    forms = [key for key in COLUMNS if row.get(key) is not None]
-    if not forms:
-        raise UserError(f"{place}: none of the known columns: {FORMS}; there are {', '.join(row) or 'none'}")
-    if len(forms) == 1 or (forms[1:] == ["prompt"] and _repeats(row[forms[0]], row["prompt"])):
-        return forms[0]
-    raise UserError(f"{place}: both {forms[0]!r} and {forms[1]!r}; keep one")
-
-
-def _repeats(entries: Any, prompt: object) -> bool:
-    contents = [entry.get("content", entry.get("value")) for entry in entries if isinstance(entry, dict)]
-    return prompt in contents
-
-
-def _by_turns(place: str, row: Row, asked: Row) -> Question:
-    """Return the question of a row with `turns`."""
-    messages = read_messages(place, row, prompts_only=True)
-    history = messages[:1] if row.get(SYSTEM) else []
-    turns = [message["content"] for message in messages[len(history) :]]
-    if not turns or not all(turn.strip() for turn in turns):
-        raise UserError(f"{place}: 'turns' must be a list of texts, none of them empty")
-    return _with_history(question_of(place, asked | {"turns": turns}), history)
-
-
-def _by_messages(place: str, form: str, row: Row, asked: Row) -> Question:
-    """Return the question of the user's last message; an answer after it is its reference."""
-    messages = read_messages(place, row, prompts_only=True)
-    ending = ", ".join(message["role"] for message in messages[-2:])
-    answer = messages.pop()["content"] if messages and messages[-1]["role"] == "assistant" else ""
-    if not any(message["role"] == "user" for message in messages):
-        raise UserError(f"{place}: {form!r} has no user message")
-    *history, last = messages
-    if last["role"] != "user":
-        raise UserError(f"{place}: {form!r} ends with {ending}; it must end with user, or with user, assistant")
-    if not last["content"].strip():
-        raise UserError(f"{place}: {form!r}: the user's last message is empty")
-    if answer.strip():
-        if asked["reference"] is not None:
-            raise UserError(f"{place}: both 'reference' and an answer at the end of {form!r}; keep one")
-        asked = asked | {"reference": [answer]}
-    return _with_history(question_of(place, asked | {"turns": [last["content"]]}), history)
-
-
-def _with_history(question: Question, history: Sequence[dict[str, str]]) -> Question:
-    return replace(question, history=tuple(Message(**message) for message in history))
-
-
-def _listed(names: Sequence[str]) -> str:
-    different = sorted(set(names))
-    more = [f"{len(different) - MOST_NAMED} more"] if len(different) > MOST_NAMED else []
-    return ", ".join([*different[:MOST_NAMED], *more])
+def _listed(names: Iterable[str]) -> str:
+    names = sorted(names)
+    more = [f"{len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
+    return ", ".join([*names[:MOST_NAMED], *more])

@@ -6,20 +6,18 @@ DialogSum.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from specbench_ss.errors import UserError
+from specbench_ss.prompt_files import Row, read_rows
 from specbench_ss.suite import Question
 from specbench_ss.suites.base import APP_CATEGORIES, FileSuite, Published, questions_of, text_of
 from specbench_ss.suites.scorers import last_boxed
-from specbench_ss.user_files import Row, read_text
 
 GSM8K_COMMIT = "3101c7d5072418e28b9008a6636bde82a006892c"
 GSM8K_URL = (
@@ -41,9 +39,12 @@ class GSM8K(FileSuite):
     max_new_tokens = 512
     lab_categories = ("math_reasoning",)
     lab_limit = 8
+    metrics = MappingProxyType({"math_reasoning": "numeric", "math": "numeric"})  # "math": as EAGLE's file names it
 
     def question(self, place: str, number: int, row: Row) -> Question:
-        """Return the question of a row with `question` and `answer`."""
+        """Return the question of a row with `question` and `answer`, or of one with `turns` as in EAGLE's file."""
+        if "turns" in row:
+            return super().question(place, number, row)
         prompt, answer = f"{text_of(place, row, 'question')}\n{GSM8K_ASK}", text_of(place, row, "answer")
         return Question(f"gsm8k-{number:04d}", "math_reasoning", (prompt,), ((answer,),), "numeric")
 
@@ -105,7 +106,12 @@ class HumanEval(FileSuite):
     max_new_tokens = 512
 
     def question(self, place: str, number: int, row: Row) -> Question:
-        """Return the question of a row with `task_id` and `prompt`; `canonical_solution` is kept for readers."""
+        """Return the question of a row with `task_id` and `prompt`, or of one with `turns` as in EAGLE's file.
+
+        `canonical_solution` is kept for readers.
+        """
+        if "turns" in row:
+            return super().question(place, number, row)
         prompt, solution = text_of(place, row, "prompt"), row.get("canonical_solution")
         references = ((prompt + solution,),) if isinstance(solution, str) and solution else ()
         name = str(row.get("task_id", f"humaneval-{number:04d}"))
@@ -113,15 +119,31 @@ class HumanEval(FileSuite):
 
     def notes(self) -> tuple[str, ...]:
         """Return a note on the missing quality metric."""
-        return ("no quality: scoring would execute the code that the model wrote",)
+        return (*super().notes(), "no quality: scoring would execute the code that the model wrote")
+
+
+class MBPP(HumanEval):
+    """The suite `mbpp`."""
+
+    name = "mbpp"
+    title = "MBPP"
+    summary = "MBPP: Python functions from a sentence and tests; speed only, since no code is executed"
+    files = ()
+    needs = "MBPP's file with `text` (or `prompt`), `code` and `test_list`, or hub:google-research-datasets/mbpp"
+
+    def question(self, place: str, number: int, row: Row) -> Question:
+        """Return the question of a row, with its tests in the prompt; `code` is kept for readers."""
+        task, tests = text_of(place, row, "text" if "text" in row else "prompt"), row.get("test_list") or ()
+        prompt = "\n".join(["Write a Python function that passes these tests.", task, *map(str, tests)])
+        return Question(f"mbpp-{row.get('task_id', number)}", "coding", (prompt,), ((text_of(place, row, "code"),),))
 
 
 def read_spider(path: Path) -> tuple[Question, ...]:
     """Read Spider's questions on databases; their schemas are in the `tables.json` next to the file."""
     tables = path.with_name("tables.json")
-    schemas = {text_of(place, entry, "db_id"): _schema(entry) for place, entry in _json_list(tables)}
+    schemas = {text_of(place, entry, "db_id"): _schema(entry) for place, entry in read_rows(tables)}
     questions = []
-    for index, (place, row) in enumerate(_json_list(path)):
+    for index, (place, row) in enumerate(read_rows(path)):
         database, question, query = (text_of(place, row, key) for key in ("db_id", "question", "query"))
         if database not in schemas:
             raise UserError(f"{tables} has no database {database!r}, which {path.name} asks about")
@@ -132,14 +154,10 @@ def read_spider(path: Path) -> tuple[Question, ...]:
 
 def read_e2e(path: Path) -> tuple[Question, ...]:
     """Read E2E NLG's restaurant attributes. Rows with equal attributes become one question with several references."""
-    reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
-    columns = {str(name).strip().lower(): name for name in reader.fieldnames or ()}
-    if not {"mr", "ref"} <= set(columns):
-        raise UserError(f"{path} has no columns 'mr' and 'ref'")
     texts: dict[str, list[str]] = {}
-    for row in reader:
-        data, text = (text_of(f"{path}:{reader.line_num}", row, columns[name]) for name in ("mr", "ref"))
-        texts.setdefault(data, []).append(text)
+    for place, row in read_rows(path):
+        columns = {name.lower(): value for name, value in row.items()}  # some files have MR and ref
+        texts.setdefault(text_of(place, columns, "mr"), []).append(text_of(place, columns, "ref"))
     ask = "Write a short description from these attributes"
     return tuple(
         Question(f"e2e-{i:04d}", "meaning_representation", (f"{ask}: {data}",), (tuple(of),), "rouge_l")
@@ -149,7 +167,7 @@ def read_e2e(path: Path) -> tuple[Question, ...]:
 
 def read_dialogsum(path: Path) -> tuple[Question, ...]:
     """Read DialogSum's dialogues, each with one `summary` or with `summary1`, `summary2` and so on."""
-    return questions_of(path, _dialogue, "`dialogue` and `summary`")
+    return questions_of(path, _dialogue)
 
 
 def _dialogue(place: str, number: int, row: Row) -> Question:
@@ -159,17 +177,6 @@ def _dialogue(place: str, number: int, row: Row) -> Question:
         raise UserError(f"{place}: expected 'dialogue' and 'summary'")
     prompt = f"Summarize this dialogue:\n{text_of(place, row, 'dialogue')}"
     return Question(f"dialogsum-{number:04d}", "dialogue_summary", (prompt,), (summaries,), "rouge_l")
-
-
-def _json_list(path: Path) -> list[tuple[str, Any]]:
-    """Return the entries of a JSON list with their locations."""
-    try:
-        rows = json.loads(read_text(path))
-    except (json.JSONDecodeError, RecursionError):
-        raise UserError(f"{path} is not valid JSON") from None
-    if not isinstance(rows, list) or not rows:
-        raise UserError(f"{path} is not a list of questions or tables")
-    return [(f"{path}: entry {index}", row) for index, row in enumerate(rows)]
 
 
 def _schema(entry: dict[str, Any]) -> str:
@@ -185,16 +192,11 @@ def _schema(entry: dict[str, Any]) -> str:
         raise UserError(f"tables.json: cannot read the schema of database {entry['db_id']!r}") from None
 
 
-# In a folder: the first file by name of the first pattern with a match.
-PATTERNS: dict[str, tuple[str, ...]] = {
-    "sql": ("dev.json", "test.json", "train_spider.json"),
-    "meaning_representation": ("devset.csv", "testset*.csv", "trainset.csv"),
-    "dialogue_summary": ("dialogsum.dev.jsonl", "dialogsum*.jsonl"),
-}
-READERS: dict[str, Callable[[Path], tuple[Question, ...]]] = {
-    "sql": read_spider,
-    "meaning_representation": read_e2e,
-    "dialogue_summary": read_dialogsum,
+READERS: dict[str, tuple[Callable[[Path], tuple[Question, ...]], tuple[str, ...]]] = {
+    # with file names: in a folder, the first file of the first pattern with a match
+    "sql": (read_spider, ("dev.json", "test.json", "train_spider.json")),
+    "meaning_representation": (read_e2e, ("devset.csv", "testset*.csv", "trainset.csv")),
+    "dialogue_summary": (read_dialogsum, ("dialogsum.dev.jsonl", "dialogsum*.jsonl")),
 }
 SUFFIXES = {".json": "sql", ".csv": "meaning_representation", ".jsonl": "dialogue_summary"}
 
@@ -214,7 +216,7 @@ class Apps(FileSuite):
 
     def read(self, data: Path) -> tuple[Question, ...]:
         """Return the questions of a file, or of all files of a folder."""
-        questions = tuple(question for name, path in _find(data).items() for question in _mixed(READERS[name](path)))
+        questions = tuple(question for name, path in _find(data).items() for question in _mixed(READERS[name][0](path)))
         if not questions:
             raise UserError(f"{data} has no questions; download the data set again")
         return questions
@@ -227,9 +229,9 @@ class Apps(FileSuite):
 def _find(data: Path) -> dict[str, Path]:
     """Return the file of each available category."""
     if data.is_dir():
-        found = {name: path for name in PATTERNS if (path := _first(data, PATTERNS[name])) is not None}
+        found = {name: path for name, (_, files) in READERS.items() if (path := _first(data, files)) is not None}
         if not found:
-            names = ", ".join(patterns[0] for patterns in PATTERNS.values())
+            names = ", ".join(files[0] for _, files in READERS.values())
             raise UserError(f"{data} and its folders have none of {names}")
         return found
     if data.suffix not in SUFFIXES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from specbench_ss.conversations import read_conversation
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.models.load import check_template
+from specbench_ss.prompt_files import Row, open_source, usable
 from specbench_ss.training.chat_format import apply
-from specbench_ss.training.data import load_rows, open_source
+from specbench_ss.training.data import load_rows
 from specbench_ss.training.self_distill import ResponseCache
 from specbench_ss.user_files import read_text
 
@@ -40,13 +42,15 @@ def file_texts(tokenizer: Any, names: Sequence[str | Path]) -> Iterator[str]:
         if Path(name).suffix == ".txt":
             yield read_text(Path(name))
             continue
-        for place, row in open_source(name).rows():
-            if set(row) == {"text"} and isinstance(row["text"], str):
-                yield row["text"]
-                continue
-            messages = read_conversation(place, row).messages
-            if messages:
-                yield apply(_with_template(tokenizer), messages, place, False)
+        yield from filter(None, usable(open_source(name).rows(), partial(_text, tokenizer), print))
+
+
+def _text(tokenizer: Any, place: str, row: Row) -> str:
+    """Return the text of a row: a document, or a conversation in the model's template."""
+    if set(row) == {"text"} and isinstance(row["text"], str):
+        return row["text"]
+    messages = read_conversation(place, row).messages
+    return apply(_with_template(tokenizer), messages, place, False) if messages else ""
 
 
 def lab_texts(tokenizer: Any, count: int, seed: int = LAB_SEED) -> Iterator[str]:

@@ -149,7 +149,7 @@ def _asked(asked: Mapping[str, Any], prompt: Prompt) -> str:
     id, turn = prompt
     text = _turn(asked, prompt, "turns")
     history = asked[id].history if id in asked and turn == 0 else ()
-    lines = [f"{message.role}: {message.content}" for message in history]
+    lines = [f"{message.role}: {message.text}" for message in history]
     return "\n\n".join([*lines, f"user: {text}"]) if lines else text
 
 

@@ -22,10 +22,11 @@ from urllib.parse import urlsplit
 from specbench_ss.bench.build_config import address
 from specbench_ss.bench.server_client import Answer, AnswerError, Server
 from specbench_ss.errors import UserError, known_words
+from specbench_ss.prompt_files import read_rows
 from specbench_ss.runs.records import JudgeVerdict, Key, Run, SampleRecord, answer_hash
 from specbench_ss.runs.run_dir import judging
 from specbench_ss.suite import Question
-from specbench_ss.user_files import read_bytes, read_rows
+from specbench_ss.user_files import read_bytes
 
 WITH_REFERENCE = ("math", "reasoning", "coding")  # MT-Bench's categories that are judged with a reference
 KINDS = ("single-v1", "single-math-v1", "single-v1-multi-turn", "single-math-v1-multi-turn")  # names in its file
@@ -193,7 +194,7 @@ def _conversation_of(
     references = tuple(texts[0] for texts in upto if texts)
     complete = len(references) == row.turn + 1
     turns, before = question.turns[: row.turn + 1], [answer.text or "" for answer in earlier if answer]
-    history = tuple((message.role, message.content) for message in question.history)
+    history = tuple((message.role, message.text) for message in question.history)
     return Conversation(question.category, turns, (*before, row.text or ""), references if complete else (), history)
 
 

@@ -18,13 +18,14 @@ from specbench_ss.engine.decoder import check_reference, reference_spec
 from specbench_ss.engine.engines import check_engine
 from specbench_ss.engine.generate import StopParams
 from specbench_ss.engine.target import Target
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, prefixed
 from specbench_ss.models.cpu_dtype import chosen_dtype
 from specbench_ss.models.devices import check_divided, device_class, resolve_device, resolve_dtype
 from specbench_ss.models.load import check_template, outline_of
 from specbench_ss.models.quantize import check_quantize
 from specbench_ss.models.resolve import check_model
 from specbench_ss.options import MethodSpec, encodable
+from specbench_ss.prompt_files import usable
 from specbench_ss.runs.config import OutputOptions, RunConfig, decoding
 from specbench_ss.runs.environment import environment
 from specbench_ss.runs.manifest import MANIFEST, check_same_config, check_same_plugins, read_manifest
@@ -123,40 +124,41 @@ def check_ids(data: SuiteData) -> None:
 def check_texts(data: SuiteData) -> None:
     """Raise UserError for a question with lone surrogates, which cannot be encoded."""
     for q in data.questions:
-        texts = (*q.turns, *(text for texts in q.references for text in texts), *(m.content for m in q.history))
+        texts = (*q.turns, *(text for texts in q.references for text in texts), *(m.text for m in q.history))
         if not encodable("".join((q.id, q.category, *texts))):
             raise UserError(f"question {ascii(q.id)} of suite {data.name!r} has half of a surrogate pair")
 
 
-def check_history(target: ModelInfo, data: SuiteData) -> None:
-    """Raise UserError if the chat template rejects or omits messages before a question."""
-    for q in (q for q in data.questions if q.history):
-        try:
-            text = target.chat_text(q.messages())
-        except UserError as error:
-            raise UserError(f"question {q.id!r}: {error}") from None
-        lost = next((m for m in q.messages() if m["role"] != "assistant" and m["content"].strip() not in text), None)
-        if lost is not None:
+def usable_questions(target: ModelInfo, data: SuiteData) -> SuiteData:
+    """Return the data without questions that this model cannot be asked, with a note on them.
+
+    Raise UserError if these are too many. The length of later turns depends on earlier answers; a sample that is too
+    long fails.
+    """
+    notes: list[str] = []
+    rows = ((q.place or f"question {q.id!r} ({q.category})", q) for q in data.questions)
+    kept = tuple(usable(rows, lambda place, q: _check_question(target, place, q), notes.append, "questions"))
+    return replace(data, questions=kept, notes=(*data.notes, *notes)) if notes else data
+
+
+def _check_question(target: ModelInfo, place: str, question: Question) -> Question:
+    """Return the question. Raise UserError if the template rejects or omits messages, or there is no room to answer."""
+    with prefixed(place):
+        text = target.chat_text(question.messages())
+    for message in question.history:
+        calls = [str((call.get("function") or call).get("name", "")) for call in message.tool_calls]
+        stated = [message.content or ""] if message.role != "assistant" else []
+        if not all(part.strip() in text for part in (*stated, *calls)):
             raise UserError(
-                f"question {q.id!r}: the chat template omits its {lost['role']} message; "
+                f"{place}: the chat template omits the {message.role} message or its tool calls; "
                 "remove it or use another --chat-template"
             )
-
-
-def check_room(target: ModelInfo, data: SuiteData) -> None:
-    """Raise UserError if a first turn leaves no room for an answer in the model's context.
-
-    The length of later turns depends on earlier answers; a sample that is too long fails.
-    """
-    room = target.context_length
-    long = [(q, n) for q in data.questions if (n := len(prompt_ids(target, q))) >= room]
-    if long:
-        question, tokens = long[0]
-        others = f"; {len(long)} of {len(data.questions)} are too long" if len(long) > 1 else ""
+    tokens = len(target.tokenizer(text, add_special_tokens=False)["input_ids"])
+    if tokens >= target.context_length:
         raise UserError(
-            f"question {question.id!r} ({question.category}) has {tokens} tokens, too long for the context of "
-            f"{target.name!r} ({room}){others}; use other --tasks or --data"
+            f"{place} has {tokens} tokens, too long for the context of {target.name!r} ({target.context_length})"
         )
+    return question
 
 
 def limits(target: Target, max_new_tokens: int, stop: Sequence[str] = ()) -> StopParams:
@@ -247,8 +249,10 @@ def check(
     data = suite.load(suite_request(config.categories, config.limit, config.data, info))
     check_ids(data)
     check_texts(data)
-    check_history(info, data)
-    check_room(info, data)
+    given, data = data, usable_questions(info, data)
+    if config.data is None:  # otherwise the run prints all notes on the data
+        for text in data.notes[len(given.notes) :]:
+            note(text)
     prompts = sum(len(q.turns) for q in data.questions)
     check_in_flight(config, prompts, "--batch-size")
     samples = prompts * config.repeats * len(options)

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 from specbench_ss.engine.target import Target
 from specbench_ss.suite import Question
@@ -108,12 +109,12 @@ def warmup_prompts(target: Target, questions: Sequence[Question], many: int) -> 
     return [prompt[-(most // 2) :] if len(prompt) >= most else prompt for prompt in ids]
 
 
-def warmup_messages(questions: Sequence[Question], many: int) -> list[list[dict[str, str]]]:
+def warmup_messages(questions: Sequence[Question], many: int) -> list[list[dict[str, Any]]]:
     """Return the warm-up prompts as messages."""
     texts = [_plain(q.turns[0]) for q in questions]
     return [
         [
-            *({"role": m.role, "content": _backwards(m.content)} for m in q.history),
+            *(m.as_dict() | ({"content": _backwards(m.content)} if m.content else {}) for m in q.history),
             {"role": "user", "content": unseen_prompt(q.turns[0], texts)},
         ]
         for q in questions[:many]

@@ -395,7 +395,7 @@ class Answer:
             raise AnswerError(f"the server {fault}")
 
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 PAGE_S = 10.0  # time limit of pages other than answers
 PAGE = 4 << 20  # bytes of such a page
 LAGS, LAG_S = 5, 0.05  # readings of counters that lag behind an answer, and seconds between them

@@ -13,7 +13,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from specbench_ss import __version__, registry
-from specbench_ss.errors import ServingWarning, UserError
+from specbench_ss.errors import ServingWarning, UserError, printable
 
 COMMANDS = {  # line in `ssbench --help`; the module in specbench_ss.cli has its name, but for FUNCTIONS
     "run": "Decode a suite's questions with several methods and rank them by speedup.",
@@ -151,5 +151,5 @@ def main(args: list[str] | None = None) -> int:
 def _fail(message: str, code: int = 2) -> int:
     """Print one line on stderr; nothing if the help was printed."""
     if message:
-        print(f"ssbench: {' '.join(message.split())}", file=sys.stderr)
+        print(f"ssbench: {printable(' '.join(message.split()))}", file=sys.stderr)
     return code

@@ -14,6 +14,7 @@ from specbench_ss.bench.build_config import listed, suite_and_data
 from specbench_ss.bench.preflight import suite_request
 from specbench_ss.cli.shared import MODEL, Tasks
 from specbench_ss.conformance.suite_checks import suite_results
+from specbench_ss.errors import printable
 from specbench_ss.models.load import outline_of
 from specbench_ss.models.resolve import check_model
 from specbench_ss.results.text import pluralize
@@ -29,7 +30,7 @@ def print_data(data: SuiteData, sample: int, whole: bool) -> None:
     counts = f"{pluralize(len(data.questions), 'question')}, {pluralize(turns, 'prompt')}"
     print(f"{counts}, outputs of at most {data.max_new_tokens} tokens")
     for note in data.notes:
-        print(f"note: {note}")
+        print(f"note: {printable(note)}")
     for category, count in Counter(question.category for question in data.questions).items():
         in_category = [question for question in data.questions if question.category == category]
         print(f"\ntask {category}: {pluralize(count, 'question')}, {_metrics(in_category)}")
@@ -50,7 +51,7 @@ def _metrics(questions: list[Question]) -> str:
 def _print_question(question: Question, whole: bool) -> None:
     for message in question.history:
         print(f"  question {question.id}, {message.role}:")
-        print(_shown(message.content, whole))
+        print(_shown(message.text, whole))
     for number, turn in enumerate(question.turns):
         which = f", turn {number + 1}" if len(question.turns) > 1 else ""
         print(f"  question {question.id}, user{which}, which the model answers:")
@@ -60,11 +61,15 @@ def _print_question(question: Question, whole: bool) -> None:
 
 
 def _shown(text: str, whole: bool) -> str:
-    """Return the text indented, shortened to its first lines unless `whole`."""
-    wrapped = [part for line in text.splitlines() or [""] for part in textwrap.wrap(line, WIDTH - 4) or [""]]
+    """Return the text indented, with control characters escaped, shortened to its first lines unless `whole`."""
+    most = len(text) if whole else LINES * WIDTH
+    lines = [printable(line.expandtabs()) for line in text[:most].split("\n")]
+    wrapped = [part for line in lines for part in textwrap.wrap(line, WIDTH - 4) or [""]]
     kept = wrapped if whole else wrapped[:LINES]
-    more = [f"... {len(wrapped) - len(kept)} more lines"] if len(wrapped) > len(kept) else []
-    return textwrap.indent("\n".join([*kept, *more]), "    ", lambda _: True)
+    cut = len(kept) < len(wrapped) or most < len(text)
+    return textwrap.indent(
+        "\n".join([*kept, *([f"... of {len(text):,} characters"] if cut else [])]), "    ", lambda _: True
+    )
 
 
 app = typer.Typer(

@@ -21,7 +21,7 @@ from rich.text import Text
 from specbench_ss import registry
 from specbench_ss.bench import preflight
 from specbench_ss.bench.build_config import listed, suite_and_data
-from specbench_ss.bench.preflight import check_history, check_room, conditions, prompt_ids, suite_request
+from specbench_ss.bench.preflight import conditions, prompt_ids, suite_request, usable_questions
 from specbench_ss.bench.timed_sample import frozen_heap
 from specbench_ss.cli.shared import LiveView, interrupted, take_options
 from specbench_ss.engine.architectures import ModelInfo
@@ -176,9 +176,7 @@ def run(options: TuneOptions, plugin: Sequence[PluginFile] = ()) -> None:
     model = {name: getattr(options, name) for name in ("model", "trust_remote_code", "chat_template")}
     info, _ = preflight.check_methods(RunConfig((spec,), **model))
     check_template(info.tokenizer, info.name)
-    data = questions(options, info)
-    check_history(info, data)
-    check_room(info, data)
+    data = usable_questions(info, questions(options, info))
     target = load_target(**model, dtype=options.dtype, device=options.device, engine=options.engine)
     bench, console = _bench(options, target, data), Console(stderr=True)
     for note in data.notes:

@@ -290,7 +290,7 @@ class ModelInfo:
                 f"{self.name!r} has {self.embedding_size:,} and {self.hidden_size:,}"
             )
 
-    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+    def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
         """Return the token ids of a conversation, ready for the assistant's answer."""
         if self.tokenizer is None:
             raise UserError(f"model {self.name!r} has no tokenizer")
@@ -304,7 +304,7 @@ class ModelInfo:
             )
         return ids
 
-    def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def chat_text(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Return the chat template filled with a conversation. Raises UserError if the template rejects it."""
         try:
             variables = {"add_generation_prompt": True, "tokenize": False, **self.template_variables}

@@ -1,4 +1,4 @@
-"""Training text: conversation files and hub data sets, packed rows, and their cache.
+"""Training text: packed rows of conversations, and their cache.
 
 Trainers only need `load_rows`. Rows are built once and then read from disk; a killed process leaves no partial rows.
 """
@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,11 @@ from numpy.typing import NDArray
 from specbench_ss import user_files
 from specbench_ss.conversations import Conversation, read_conversation
 from specbench_ss.errors import UserError, os_reason
-from specbench_ss.models.checkpoint import HUB_ID
 from specbench_ss.models.load import template_hash
+from specbench_ss.prompt_files import FileSource, HubSource, Row, open_source, usable
 from specbench_ss.storage import cache_folder, replacing, replacing_folder, write_json
 from specbench_ss.training.chat_format import Rendered, Renderer
 from specbench_ss.training.self_distill import ResponseCache, own_documents
-from specbench_ss.user_files import Row, read_bytes, read_rows, read_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,113 +198,6 @@ def _read(done: Path, split: str) -> TrainingRows:
     return TrainingRows(ids, mask, documents, counts)
 
 
-SUFFIXES = (".jsonl", ".json")
-
-
-def open_source(given: str | Path | Sequence[str | Path]) -> FileSource | HubSource:
-    """Open files, folders (their .jsonl and .json files, recursively), or the id of one hub data set.
-
-    An id of an existing file or folder is not looked up on the hub. Raises UserError for anything else.
-    """
-    names = [given] if isinstance(given, str | Path) else list(given)
-    if not names:
-        raise UserError("no training data given")
-    first, single = str(names[0]), len(names) == 1 and isinstance(names[0], str)
-    may_be_hub = single and HUB_ID.fullmatch(first) and not first.endswith((*SUFFIXES, ".csv"))
-    if may_be_hub and not Path(first).exists():
-        return HubSource(first)
-    return FileSource(tuple(file for name in names for file in _files(Path(name))))
-
-
-def _files(path: Path) -> list[Path]:
-    if not path.exists():
-        raise UserError(f"no training data {str(path)!r}: neither a file, a folder nor a hub id (owner/name)")
-    if path.is_file():
-        return [path]
-    found = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and p.is_file())
-    if not found:
-        raise UserError(f"{path} has no {' or '.join(SUFFIXES)} file")
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class FileSource:
-    """JSONL files, and .json files with a list of objects (or JSON lines)."""
-
-    paths: tuple[Path, ...]
-
-    @property
-    def name(self) -> str:
-        """Return the first file, and the number of others."""
-        others = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
-        return f"{self.paths[0]}{others}"
-
-    def rows(self) -> Iterator[tuple[str, Row]]:
-        """Yield rows in the order of the files. The place is FILE:LINE, or in a list 'FILE, entry N'."""
-        for path in self.paths:
-            text = read_text(path) if path.suffix == ".json" else ""
-            yield from _entries(path, text) if text.lstrip().startswith("[") else read_rows(path)
-
-    def digest(self) -> str:
-        """Return a sha256 of the files' bytes in order, without their names."""
-        sha256 = hashlib.sha256()
-        for path in self.paths:
-            sha256.update(hashlib.sha256(read_bytes(path)).digest())
-        return sha256.hexdigest()
-
-
-def _entries(path: Path, text: str) -> Iterator[tuple[str, Row]]:
-    try:
-        entries = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        where = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise UserError(f"{path}{where}: not valid JSON") from None
-    for number, entry in enumerate(entries, start=1):
-        if not isinstance(entry, dict):
-            raise UserError(f"{path}, entry {number}: expected a JSON object")
-        yield f"{path}, entry {number}", entry
-
-
-@dataclass(frozen=True, slots=True)
-class HubSource:
-    """One split of a data set of the Hugging Face hub, read through the package `datasets`.
-
-    config, revision: its configuration and commit; None = the data set's default.
-    """
-
-    name: str
-    config: str | None = None
-    split: str = "train"
-    revision: str | None = None
-
-    def _load(self) -> Any:
-        try:
-            datasets: Any = import_module("datasets")  # optional dependency
-        except ImportError:
-            raise UserError(
-                f"no file or folder {self.name!r}; to read a data set of the Hugging Face hub: pip install datasets"
-            ) from None
-        try:
-            options = {"name": self.config, "revision": self.revision}
-            set_options = {key: value for key, value in options.items() if value is not None}
-            return datasets.load_dataset(self.name, split=self.split, **set_options)
-        except Exception as error:  # many classes, about the name or the network
-            first = next(iter(str(error).strip().splitlines()), "")
-            raise UserError(f"cannot load data set {self.name!r}: {type(error).__name__}: {first}") from error
-
-    def rows(self) -> Iterator[tuple[str, Row]]:
-        """Yield rows in the data set's order. The place is 'NAME, row N'."""
-        for number, row in enumerate(self._load(), start=1):
-            yield f"{self.name}, row {number}", row
-
-    def digest(self) -> str:
-        """Return a sha256 of all rows as JSON."""
-        sha256 = hashlib.sha256()
-        for _, row in self.rows():
-            sha256.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
-        return sha256.hexdigest()
-
-
 CHECKOUT = Path(__file__).parents[2]
 
 
@@ -379,7 +270,7 @@ def pack(docs: list[NDArray[np.int32]], length: int, pad: int) -> NDArray[np.int
     return rows
 
 
-FORMAT = 3  # of the stored rows and their construction: a change rebuilds all rows
+FORMAT = 4  # of the stored rows and their construction: a change rebuilds all rows
 
 Log = Callable[[str], None]
 
@@ -420,8 +311,7 @@ def load_rows(
     Raises UserError for data that cannot be read, has no completion, or does not fit the chat template.
 
     Args:
-        source: files (.jsonl, .json), folders, or the id of a Hugging Face data set, in the formats of
-            `conversations.read_conversation`.
+        source: files, folders, or a Hugging Face data set, as `prompt_files.open_source` takes them.
         tokenizer: with a chat template.
         length: tokens per row.
         eval_fraction: share of the conversations for validation.
@@ -429,7 +319,7 @@ def load_rows(
         columns: {the format's column name: the data's}.
         own: a model that regenerates the answers.
         cache: folder of the rows, by default in the user's cache folder.
-        log: gets one line of counts.
+        log: gets one line of counts, and one on rows that cannot be used.
     """
     if own is not None and not 0 < own.limit < length:
         raise UserError(
@@ -463,24 +353,28 @@ def tokenizer_hash(tokenizer: Any) -> str:
 
 def _build(recipe: _Recipe, data: FileSource | HubSource, renderer: Renderer, work: Path, log: Log) -> Built:
     own = recipe.own
-    talks_read = [read_conversation(place, row, recipe.columns, own is not None) for place, row in data.rows()]
-    if not talks_read:
+
+    def read(place: str, row: Row) -> tuple[Conversation, Rendered | None]:
+        talk = read_conversation(place, row, recipe.columns, own is not None)
+        rendered = own is None and talk.has_completion
+        return talk, renderer.render(talk.answered, place) if rendered else None
+
+    pairs = list(usable(data.rows(), read, log))
+    talks_read = [talk for talk, _ in pairs]
+    if not pairs:
         raise UserError(f"{data.name}: no conversations; give one JSON object per line (docs/suites.md)")
-    talks = [c for c in talks_read if (c.messages if own else c.has_completion)]
-    if not talks:
+    pairs = [(talk, document) for talk, document in pairs if (talk.messages if own else document)]
+    if not pairs:
         raise UserError(f"{data.name}: no {'prompt' if own else 'completion'} in any conversation")
-    documents: Sequence[Rendered | None]
-    if own is None:
-        documents = [renderer.render(c.answered, c.place) for c in talks]
-    else:
+    if own is not None:
+        talks = [talk for talk, _ in pairs]
         documents = own_documents(own, renderer, talks, recipe.length, recipe.seed, work, log)
+        pairs = list(zip(talks, documents, strict=True))
     splits = []
     for split in (False, True):
         total = sum(c.in_validation(recipe.eval_fraction) is split for c in talks_read)
-        pairs = [
-            (c, d) for c, d in zip(talks, documents, strict=True) if c.in_validation(recipe.eval_fraction) is split
-        ]
-        splits.append(_split_rows(recipe, total, pairs, renderer.pad))
+        chosen = [(c, d) for c, d in pairs if c.in_validation(recipe.eval_fraction) is split]
+        splits.append(_split_rows(recipe, total, chosen, renderer.pad))
     train, validation = splits
     if not len(train) and len(validation):
         raise UserError(

@@ -22,10 +22,11 @@ from specbench_ss.models.devices import check_one_device, resolve_device, resolv
 from specbench_ss.models.load import check_template, load_target
 from specbench_ss.models.resolve import check_model
 from specbench_ss.options import Bounded, MethodSpec, option, option_values, parse_options, split_methods, value_text
+from specbench_ss.prompt_files import open_source
 from specbench_ss.runs.run_dir import check_place
 from specbench_ss.storage import locked, write_json
 from specbench_ss.training.batch import base_states
-from specbench_ss.training.data import TrainingText, load_rows, open_source
+from specbench_ss.training.data import TrainingText, load_rows
 from specbench_ss.training.distributed import DistributedContext
 from specbench_ss.training.loop import CHECKPOINT, LOG, Budget, DrafterLoop, PackedText, Text
 from specbench_ss.training.model_card import base_name, check_repository, push_to_hub, write_card

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import transformers
 
-from specbench_ss import load_model, registry, user_files
+from specbench_ss import load_model, prompt_files, registry
 from specbench_ss.conformance import tiny_tokenizer
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
@@ -22,7 +22,7 @@ def test_prompts_may_come_through_a_pipe(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.write(writer, b'{"prompt": "Hi"}\n')
     os.close(writer)
-    assert [row for _, row in user_files.read_rows(Path(f"/dev/fd/{reader}"))] == [{"prompt": "Hi"}]
+    assert [row for _, row in prompt_files.read_rows(Path(f"/dev/fd/{reader}"))] == [{"prompt": "Hi"}]
     os.close(reader)
 
 

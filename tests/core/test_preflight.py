@@ -136,10 +136,10 @@ def test_a_prompt_too_long_for_the_model_is_one_line_before_its_weights_are_load
     data.write_text("\n".join(map(json.dumps, asked)))
     reported = failing(["run", "--methods", "ar", "--data", str(data), "--out", str(out), *dry], capsys)
     for words in (
-        "question '1' (qa) has 20",
+        "questions.jsonl:2 has 20",
         "too long for the context of 'lab' (1024)",
-        "2 of 3 are too long",
-        "--tasks or --data",
+        "2 of 3 questions cannot be used",
+        "use other data",
     ):
         assert words in reported
     assert not out.exists()

@@ -53,6 +53,15 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "mtbench": [TALK, {**TALK, "question_id": 111, "category": "math"}, {**TALK, "question_id": 112}],
     "gsm8k": [SUM, {"question": "Two and two?", "answer": "#### 4"}, SUM],
     "humaneval": [CODE, {**CODE, "task_id": "Own/1"}],
+    "mbpp": [
+        {
+            "task_id": 601,
+            "text": "Write a function to add.",
+            "code": "def f(a, b): ...",
+            "test_list": ["assert f(1, 2) == 3"],
+        },
+        {"task_id": 602, "prompt": "Write h.", "code": "def h(): ...", "test_list": []},
+    ],
     "math": [PROBLEM, {"problem": "One and one?", "answer": "2", "subject": "Algebra", "unique_id": "a/1.json"}],
     "speedbench": [SPEED, {**SPEED, "question_id": "cd34", "category": "coding"}],
     "jsonl": [

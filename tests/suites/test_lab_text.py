@@ -19,7 +19,7 @@ from lab import text
 from lab.example import Example, draw, split_of
 from lab.phrases import render
 from lab.text import GENERATORS
-from specbench_ss.suites.base import LAB_QUESTIONS, read_questions
+from specbench_ss.suites.base import LAB_QUESTIONS, question_of, questions_of
 from specbench_ss.suites.scorers import METRICS, score
 from specbench_ss.training.data import conversations
 from tests.tiny import THOROUGH
@@ -72,7 +72,7 @@ def test_the_package_does_not_import_the_lab() -> None:
 @pytest.mark.parametrize("split", ["eval", "calibration"])
 def test_frozen_questions_are_those_of_the_generators(split: str) -> None:
     """After a change of the generators: `python -m lab freeze`."""
-    assert list(read_questions(LAB_QUESTIONS / f"questions-{split}.jsonl.gz")) == frozen(split)
+    assert list(questions_of(LAB_QUESTIONS / f"questions-{split}.jsonl.gz", question_of)) == frozen(split)
 
 
 def test_conversations_of_the_other_process_are_those_of_the_generators() -> None:

@@ -77,7 +77,7 @@ def test_files_folders_and_json_lines(book: Path, tmp_path: Path) -> None:
     one, two = (LongContext().load(request(data, limit=1)) for data in (folder, lines))
     assert one.content_hash == two.content_hash and "word599\n\nword600" in one.questions[0].turns[0]
     lines.write_text('{"prompt": "?"}\n')
-    for data, stated in ((lines, "jsonl:1: 'text' must be a text"), (tmp_path / "none", "cannot read")):
+    for data, stated in ((lines, "jsonl:1: no column 'text'"), (tmp_path / "none", "cannot read")):
         with pytest.raises(UserError, match=stated):
             LongContext().load(request(data))
     with pytest.raises(UserError, match="needs --data"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,15 @@ import pytest
 from transformers import AutoConfig, AutoTokenizer
 
 from specbench_ss import registry
-from specbench_ss.bench.preflight import check_history, prompt_ids
+from specbench_ss.bench.preflight import prompt_ids, usable_questions
 from specbench_ss.cli.main import main
 from specbench_ss.conversations import read_conversation
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.errors import UserError
 from specbench_ss.models.resolve import LAB, packaged_model
+from specbench_ss.prompt_files import read_rows
 from specbench_ss.runs.run_dir import read_run
 from specbench_ss.suite import Message, SuiteData, SuiteRequest
-from specbench_ss.user_files import read_rows
 
 SYSTEM, ASKED, STATED, AGAIN = (
     {"role": "system", "content": "Answer in French."},
@@ -114,7 +113,7 @@ def test_a_given_system_message_replaces_the_models_own(tmp_path: Path) -> None:
         pytest.skip("the model was not fetched: ssbench models fetch smollm2")
     real = outline(model.folder)
     (question,) = load(tmp_path, {"messages": SHOTS}).questions
-    check_history(real, SuiteData("jsonl", "custom", (question,)))
+    usable_questions(real, SuiteData("jsonl", "custom", (question,)))
     expected = real.tokenizer.apply_chat_template(SHOTS, add_generation_prompt=True, tokenize=False)
     own = real.chat_text([ASKED])
     assert real.chat_text(question.messages()) == expected
@@ -131,13 +130,14 @@ def test_the_lab_model_is_asked_with_all_roles(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "words"), [(NO_SYSTEM, "question 'a': .*System role not"), (SILENT, "question 'a': .*omits its")]
+    ("template", "words"),
+    [(NO_SYSTEM, "own.jsonl:1: .*system, user.*System role not"), (SILENT, "own.jsonl:1: .*omits the system")],
 )
 def test_a_template_without_a_system_role_is_one_line(template: str, words: str, tmp_path: Path) -> None:
     data = load(tmp_path, {"id": "a", "messages": SHOTS})
     with pytest.raises(UserError, match=words):
-        check_history(outline(LAB / "base", template), data)
-    check_history(outline(LAB / "base", template), load(tmp_path, {"messages": SHOTS[1:]}))
+        usable_questions(outline(LAB / "base", template), data)
+    usable_questions(outline(LAB / "base", template), load(tmp_path, {"messages": SHOTS[1:]}))
 
 
 # -- where else a question is read --------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_a_run_directory_keeps_the_history(tmp_path: Path, capsys: pytest.Captur
     asked = ["run", "--methods", "ar", "--suite", f"jsonl:{file}", "--out", str(tmp_path / "run"), "--warmup", "0"]
     assert main([*asked, "--max-new-tokens", "2"]) == 0
     (question,) = read_run(tmp_path / "run").questions
-    assert [asdict(m) for m in question.history] == SHOTS[:3]
+    assert [m.as_dict() for m in question.history] == SHOTS[:3]
     capsys.readouterr()
     assert main(["suites", "show", f"jsonl:{file}", "--sample", "1"]) == 0
     shown = capsys.readouterr().out

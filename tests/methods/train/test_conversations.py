@@ -11,7 +11,7 @@ import pytest
 
 from specbench_ss.conversations import Conversation, read_conversation
 from specbench_ss.errors import UserError
-from specbench_ss.training.data import FileSource, HubSource, open_source
+from specbench_ss.prompt_files import FileSource, HubSource, open_source
 
 TALK = ({"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Hello."})
 LONGER = (*TALK, {"role": "user", "content": "More?"}, {"role": "assistant", "content": "No."})
@@ -30,7 +30,10 @@ def stated(role: str, content: Any) -> dict[str, Any]:
         {"prompt": "Hi?", "completion": "Hello."},
         {"prompt": [TALK[0]], "completion": [TALK[1]]},
         {"prompt": "Hi?", "response": "Hello.", "messages": None},
-        {"instruction": "Hi?", "input": "", "output": "Hello."},
+        {"instruction": "Hi?", "input": "", "output": "Hello.", "text": "Below is an instruction"},
+        {"conversation": [{"role": "human", "content": "Hi?"}, {"role": "bing", "content": "Hello."}]},
+        {"id": "0", "data": ["Hi?", "Hello."]},
+        {"question": "Hi?", "answers": {"text": ["Hello.", "Hi."], "answer_start": [0, 1]}},
     ],
 )
 def test_all_forms_are_one_conversation(row: dict[str, Any]) -> None:
@@ -50,18 +53,29 @@ def test_system_inputs_and_own_column_names() -> None:
     ("row", "problem"),
     [
         ({}, "none of the known columns: 'messages', .*; there are none"),
-        ({"text": "a"}, "there are text"),
+        ({"texts": "a"}, "there are texts"),
         ({"prompt": "a"}, "no column 'completion'; there are prompt"),
         ({"prompt": "a", "completion": 3}, "'completion' must be a text, not int"),
         ({"instruction": "a"}, "no column 'output'"),
         ({"messages": [stated("user", "a"), "b"]}, r"messages\[1\] is not a message"),
-        ({"messages": [stated("tool", "a")]}, r"messages\[0\] has role 'tool'; known roles: system, user"),
+        ({"messages": [stated("king", "a")]}, r"messages\[0\] has role 'king'; known roles: system, developer, user"),
+        (
+            {"messages": [{**stated("assistant", None), "tool_calls": "a"}]},
+            "'tool_calls' must be a list",
+        ),
+        (
+            {"messages": [stated("user", [{"type": "image_url"}])]},
+            "a part of type 'image",
+        ),
+        ({"messages": [stated("user", "\ud800")]}, "half of a surrogate pair"),
+        ({"message_tree_id": "a", "role": "prompter", "text": "b"}, "OpenAssistant"),
         ({"messages": [stated("user", None)]}, r"messages\[0\]: 'content' must be a text, not nothing"),
         ({"messages": "hi"}, "'messages' must be a list, not a text"),
-        ({"conversations": None}, "'conversations' must be a list, not nothing"),
+        ({"conversations": None}, "none of the known columns"),
         ({"conversations": [{"value": "a"}]}, r"conversations\[0\] has role None"),
         ({"conversations": [{"from": ["human"], "value": "a"}]}, r"has role \['human'\]"),
         ({"turns": ["a"]}, "'turns' has no answers"),
+        ({"prompt": ["a", "b"], "reference": []}, "no column 'completion'"),
     ],
 )
 def test_a_wrong_row_is_one_line_with_its_place(row: dict[str, Any], problem: str) -> None:
@@ -134,14 +148,18 @@ def test_files_folders_lists_and_their_places(tmp_path: Path) -> None:
     whole = list(open_source(tmp_path / "d").rows())
     assert [row["a"] for _, row in whole] == [1, "\u2028", 3, 4, 5]
     assert [place for place, _ in whole] == [
-        f"{one}:1", f"{one}:2", f"{two}, entry 1", f"{two}, entry 2", f"{lines}:1",
+        f"{one}:1", f"{one}:2", f"{two}:3, entry 1", f"{two}:3, entry 2", f"{lines}:1",
     ]  # fmt: skip
     assert [row["a"] for _, row in open_source([str(two), str(one)]).rows()] == [3, 4, 1, "\u2028"]
 
 
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [('{"a": 1}\n{"a"', ":2: not valid JSON"), ("[1]\n", ":1: expected a JSON object"), ("\xff", "not a UTF-8 text")],
+    [
+        ('{"a": 1}\n{"a"', ":2: not valid JSON"),
+        ("[1]\n", ":1, entry 1: expected a JSON object"),
+        ("\xff", "not a UTF-8 text"),
+    ],
 )
 def test_a_line_that_cannot_be_read_is_reported(content: str, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
@@ -150,7 +168,9 @@ def test_a_line_that_cannot_be_read_is_reported(content: str, problem: str, tmp_
         list(open_source(path).rows())
 
 
-@pytest.mark.parametrize(("content", "problem"), [("[\n{", ":2: not valid JSON"), ("[{}, 3]", ", entry 2: expected a")])
+@pytest.mark.parametrize(
+    ("content", "problem"), [("[\n{", ":2: not valid JSON"), ("[{}, 3]", ":1, entry 2: expected a")]
+)
 def test_a_list_that_cannot_be_read_is_reported(content: str, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "data.json"
     path.write_text(content)
@@ -170,7 +190,7 @@ def test_what_is_no_data_is_reported_without_asking_the_hub(tmp_path: Path, monk
     for given in ("missing.jsonl", "folder/missing.json", "/data/x/y", "./own/data", "plain", [tmp_path / "a", "b/c"]):
         with pytest.raises(UserError, match="neither a file, a folder nor a hub id"):
             open_source(given)
-    with pytest.raises(UserError, match=r"has no \.jsonl or \.json file"):
+    with pytest.raises(UserError, match=r"has no file that ends in \.jsonl"):
         open_source(tmp_path)
     with pytest.raises(UserError, match="no training data given"):
         open_source([])

@@ -159,7 +159,10 @@ def test_what_does_not_fit_is_cut_or_dropped_and_counted(tmp_path: Path) -> None
         ([], "data.jsonl: no conversations"),
         ([{"messages": [{"role": "user", "content": "a"}]}], "data.jsonl: no completion"),
         ([{"prompt": "word " * 200, "completion": "a"}], "no conversation is left for training: .*1 dropped as too"),
-        ([{"prompt": "a", "completion": "b"}, {"prompt": "a"}], "data.jsonl:2: no column 'completion'"),
+        (
+            [{"prompt": "a", "completion": "b"}, *[{"prompt": "a"}] * 2],
+            "jsonl:2: no column 'completion'.*; 2 of 3",
+        ),
     ],
 )
 def test_data_of_no_use_is_one_line(rows: list[Any], problem: str, tmp_path: Path) -> None:
