@@ -15,7 +15,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from safetensors import safe_open
 
 from specbench_ss.errors import UserError, did_you_mean, first_line, os_reason
-from specbench_ss.models.gguf import check_gguf, gguf_file, gguf_origin
+from specbench_ss.models.gguf import gguf_facts, gguf_file, gguf_origin
 from specbench_ss.storage import cache_folder
 from specbench_ss.user_files import read_json
 
@@ -212,14 +212,14 @@ def _check_readable(model: str) -> None:
     """Raise UserError for a path that the system rejects (5,000 letters) or does not let this user read."""
     try:
         Path(model).stat()
-        problem = "" if os.access(model, os.R_OK) else "permission denied"
+        if os.access(Path(model), os.R_OK):
+            return
+        problem = "permission denied"
     except (FileNotFoundError, NotADirectoryError):
         return
     except (OSError, ValueError) as error:  # ValueError: a NUL byte
         problem = os_reason(error) if isinstance(error, OSError) else str(error)
-    if problem:
-        shown = model if len(model) < 80 else f"{model[:60]}..."
-        raise UserError(f"cannot read model {shown!r}: {problem}")
+    raise UserError(f"cannot read model {model[:80]!r}: {problem}")
 
 
 def is_lab(model: str) -> bool:
@@ -247,7 +247,7 @@ def check_model(model: str) -> None:
     if folder is not None:
         check_folder(folder)
     elif file is not None:
-        check_gguf(file)
+        gguf_facts(file)
 
 
 def model_origin(model: str) -> dict[str, Any]:
