@@ -53,7 +53,6 @@ FOLDER = Path(__file__).parents[1] / "templates"
 NAMES = ("plain", "vicuna", "llama-2")
 CHOICES = "|".join((*NAMES, "FILE"))
 TEMPLATE_S, TEMPLATE_BYTES = 5.0, 1 << 30  # limits of filling a chat template, which may loop for ever
-WEIGHTS_PER_BYTE, GGUF_WEIGHTS_PER_BYTE = 2.5, 8  # more than in files of four bits a weight, or of one and a half
 _TEST_MESSAGES = [  # several turns, as in a run
     {"role": "user", "content": "first question"},
     {"role": "assistant", "content": "its answer"},
@@ -254,7 +253,8 @@ def _check_size(config: Any, source: str, trust_remote_code: bool) -> None:
         model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     needed, file = sum(p.numel() for p in model.parameters()), gguf_file(source)
     size = sum(file.stat().st_size for file in ([file] if file is not None else weight_files(Path(source))))
-    if size and needed > size * (GGUF_WEIGHTS_PER_BYTE if file else WEIGHTS_PER_BYTE):
+    per_byte = 8 if file or getattr(config, "quantization_config", None) else 1  # quantized: at least one bit a weight
+    if size and needed > size * per_byte:
         described = f"the configuration of model {source!r} describes {needed / 1e6:,.1f} M parameters"
         raise UserError(f"{described}, for which its weight files of {size / 1e6:,.1f} MB are too small")
 

@@ -161,7 +161,9 @@ def weight_files(folder: Path) -> list[Path]:
             parts = read_json(folder / index).get("weight_map")
             if not isinstance(parts, dict) or not parts:
                 raise UserError(f"{folder / index} is damaged: it has no weight_map")
-            return [folder / str(name) for name in dict.fromkeys(parts.values())]
+            if not all(isinstance(name, str) and len(name) < 256 for name in parts.values()):
+                raise UserError(f"{folder / index} is damaged: its weight_map does not name files")
+            return [folder / name for name in dict.fromkeys(parts.values())]
     return []
 
 

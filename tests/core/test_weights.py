@@ -59,6 +59,14 @@ def test_a_shard_that_is_missing_is_named(tmp_path: Path) -> None:
         check_folder(tmp_path)
 
 
+@pytest.mark.parametrize("names", [[], {}, {"a": 1}, {"a": {}}, {"a": "x" * 5000}, None])
+def test_an_index_that_names_no_files(tmp_path: Path, names: Any) -> None:
+    folder(tmp_path, "shards")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    with pytest.raises(UserError, match="weight_map"):
+        check_folder(tmp_path)
+
+
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
