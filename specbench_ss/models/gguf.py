@@ -132,8 +132,6 @@ def _facts(path: Path, size: int, changed: int) -> GgufFacts:
 @lru_cache(maxsize=2)
 def _read(path: Path, size: int, changed: int) -> GGUFReader:
     require_gguf(path.name)
-    if not _has_magic(path):
-        raise UserError(f"{path} is not a GGUF file: wrong first bytes")
     reader = _reader_class()(path)
     for before, after in pairwise(sorted(reader.tensors, key=lambda tensor: tensor.data_offset)):
         if before.data_offset + before.n_bytes > after.data_offset:
