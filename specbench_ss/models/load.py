@@ -285,13 +285,13 @@ def tokenizer_of(source: str, trust_remote_code: bool = False, template: str | N
     Raises UserError if there is none.
     """
     _quiet()
-    try:
-        with source_arguments(source) as arguments:
+    with _loading(source), source_arguments(source) as arguments:
+        try:
             tokenizer = AutoTokenizer.from_pretrained(**arguments, trust_remote_code=trust_remote_code)
-    except Exception as error:
-        if Path(source).is_dir() and not _has_tokenizer(Path(source)):
-            raise UserError(f"model {source!r} has no tokenizer: the folder has no tokenizer.json") from error
-        raise _load_error(source, error) from error
+        except Exception as error:
+            if Path(source).is_dir() and not _has_tokenizer(Path(source)):
+                raise UserError(f"model {source!r} has no tokenizer: the folder has no tokenizer.json") from error
+            raise
     file = gguf_file(source)
     if file is not None:
         set_pre_tokenizer(tokenizer, file)
