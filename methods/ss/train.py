@@ -61,15 +61,17 @@ class StreamsOptions(Bounded):
     )
     gamma: Annotated[int, Ge(1), Le(64)] = option(4, "Number of streams: tokens drafted after the next one.")
     n_msa_layers: int = option(4, "Number of top layers with streams (N_s).")
-    adapter_rank: int = option(
+    adapter_rank: Annotated[int, Ge(-1), Le(1 << 14)] = option(
         -1,
         "Rank of the stream adapters, used in place of the MLP. 0: the MLP is used. -1: 8 in lossless mode, "
         "0 in shared mode.",
     )
-    init_rank: int = option(0, "Rank of the map from main states to the first stream states. 0: the identity.")
-    prune_rank: int = option(8, "Rank of the pruning map.")
+    init_rank: Annotated[int, Ge(0), Le(1 << 14)] = option(
+        0, "Rank of the map from main states to the first stream states. 0: the identity."
+    )
+    prune_rank: Annotated[int, Ge(1), Le(1 << 14)] = option(8, "Rank of the pruning map.")
     prune_layer: int = option(-1, "Layer before which the tree is pruned. -1: the first layer with streams.")
-    lora_rank: int = option(-1, "Rank of the LoRA in shared mode. -1: 32.")
+    lora_rank: Annotated[int, Ge(-1), Le(1 << 14)] = option(-1, "Rank of the LoRA in shared mode. -1: 32.")
     main_attends_streams: bool | None = option(
         None, "Let the main stream attend to its streams (eq. 3). Default: in shared mode only."
     )

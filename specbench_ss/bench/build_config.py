@@ -159,7 +159,7 @@ def suite_and_data(suite: str, data: str | Path | None) -> tuple[str, str | None
 
 def default_out(config: RunConfig, now: datetime) -> Path:
     """Return runs/<timestamp>-<model>-<suite>, with only plain characters."""
-    model = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.model).name or config.model).strip("-.") or "model"
+    model = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.model).name or config.model).strip("-.")[:80] or "model"
     return Path("runs") / f"{now:%Y%m%d-%H%M%S}-{model}-{config.suite}"
 
 

@@ -185,7 +185,8 @@ def _from_hub(kind: type[Decoder], options: Any, weights: str, info: ModelInfo) 
 
 def _summary(info: ModelInfo) -> str:
     shape = f"{info.n_layers} layers of {info.hidden_size}, {info.vocab_size:,} tokens"
-    name = next(iter(getattr(info.config, "architectures", None) or []), info.config.model_type)
+    architectures = getattr(info.config, "architectures", None)
+    name = architectures[0] if isinstance(architectures, list) and architectures else info.config.model_type
     return f"{info.name}: {name}, {shape}, context {info.context_length:,}"
 
 

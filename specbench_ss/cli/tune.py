@@ -234,4 +234,4 @@ def _print_outcome(tuned: TuneResult, path: Path, lossless: bool, plugin: Sequen
 def default_out(method: str, model: str, device: str) -> Path:
     """Return METHOD-MODEL-DEVICE.yaml in the current folder, with plain characters only."""
     parts = (method, Path(model).name or model, device)
-    return Path("-".join(re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.") or "x" for part in parts) + ".yaml")
+    return Path("-".join(re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.")[:80] or "x" for part in parts) + ".yaml")

@@ -175,16 +175,10 @@ _BUILDERS: dict[str, Callable[[Any], ModelParts]] = {
 LAYER_ACCESS_TYPES = tuple(sorted(_BUILDERS))
 
 
-SIZES = {  # least and largest value of a configuration; a list has one value per layer
-    "num_hidden_layers": (1, 1 << 10),
-    "hidden_size": (1, 1 << 17),
-    "vocab_size": (1, 1 << 24),
-    "num_attention_heads": (1, 1 << 14),
-    "num_key_value_heads": (1, 1 << 14),
-    "head_dim": (1, 1 << 14),
-    "intermediate_size": (1, 1 << 20),
-    "max_position_embeddings": (2, 1 << 30),
-}
+SIZES = dict.fromkeys(
+    ("hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"),
+    (1, 1 << 24),
+) | {"num_hidden_layers": (1, 1 << 10), "max_position_embeddings": (2, 1 << 30)}  # least and largest value
 
 
 def check_config(config: Any) -> None:
@@ -197,8 +191,9 @@ def check_config(config: Any) -> None:
         value = getattr(config, name, None)
         for size in value if isinstance(value, list) else [] if value is None else [value]:
             if type(size) is not int or not least <= size <= most:
-                reason = f"{name} in its configuration is {size!r:.20}, not a number from {least} to {most:,}"
-                raise unsupported_architecture(config, reason)
+                raise unsupported_architecture(
+                    config, f"its {name} is {size!r:.20}, not a number of {least} to {most:,}"
+                )
     if kind == "opt" and not config.do_layer_norm_before:
         raise UserError("OPT with layer norm after attention (opt-350m) is not supported")
     if kind not in _BUILDERS:
@@ -299,8 +294,7 @@ class ModelInfo:
         ids = list(self.tokenizer(self.chat_text(messages), add_special_tokens=False)["input_ids"])
         if ids and max(ids) >= self.vocab_size:
             raise UserError(
-                f"the tokenizer of {self.name!r} gives token id {max(ids):,}, and the model has {self.vocab_size:,} "
-                "tokens; use the tokenizer that the model was trained with"
+                f"the tokenizer of {self.name!r} gives id {max(ids)}, beyond the {self.vocab_size} of the model"
             )
         return ids
 

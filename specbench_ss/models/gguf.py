@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -35,8 +36,7 @@ MAGIC = b"GGUF"
 # llama.cpp's names of pre-tokenizers that split single digits before GPT-2's rule; transformers omits that step.
 SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 SHORT = 4096  # entries of a list that is longer than any list of layers, so that it belongs to the vocabulary
-MOST_TENSORS = 1 << 17
-BLOCKS = {"Q5_0": 22, "Q8_0": 34}  # bytes of a block of 32 weights, of the types that `dequantize` reads
+LENGTH = struct.Struct("<Q")
 CHUNK = 1 << 15  # blocks that are dequantized together, which fit a cache
 
 
@@ -78,21 +78,16 @@ class GgufFacts:
     unread_tensors: tuple[str, ...]
 
 
-def check_gguf(path: Path) -> None:
-    """Raise UserError for a truncated file, an unsupported weight type, or one part of a split model.
-
-    Reads no weights except the first rows of each type.
-    """
-    gguf_facts(path)
-
-
 def gguf_origin(path: Path) -> dict[str, Any]:
     """Return the manifest entry of the file: its name, and its number of tensors by type."""
     return {"gguf": {"file": path.name, "types": dict(gguf_facts(path).types)}}
 
 
 def gguf_facts(path: Path) -> GgufFacts:
-    """Return the file's metadata. Raises UserError as `check_gguf` does."""
+    """Return the file's metadata, read without weights except the first rows of each type.
+
+    Raises UserError for a damaged file, an unsupported weight type, or one part of a split model.
+    """
     try:
         return _facts(*_state(path))
     except UserError:
@@ -137,22 +132,18 @@ def _facts(path: Path, size: int, changed: int) -> GgufFacts:
 @lru_cache(maxsize=2)
 def _read(path: Path, size: int, changed: int) -> GGUFReader:
     require_gguf(path.name)
-    if not _has_magic(path):
-        raise UserError(f"{path} is not a GGUF file: wrong first bytes")
     reader = _reader_class()(path)
-    end = reader.data_offset
-    for tensor in sorted(reader.tensors, key=lambda tensor: tensor.data_offset):
-        if tensor.data_offset < end:
-            raise ValueError(f"the data of {tensor.name} overlap")
-        end = tensor.data_offset + tensor.n_bytes
+    for before, after in pairwise(sorted(reader.tensors, key=lambda tensor: tensor.data_offset)):
+        if before.data_offset + before.n_bytes > after.data_offset:
+            raise ValueError(f"the weights of {before.name} and {after.name} overlap")
     return reader
 
 
 @cache
 def _reader_class() -> type[GGUFReader]:
-    """Return a `GGUFReader` that measures long lists, checks their ends, and gives zeros as their entries.
+    """Return a `GGUFReader` that measures long lists, checks that they end in the file, and gives zeros as entries.
 
-    transformers reads the vocabulary itself since it has `integrations.gguf`; before, the entries are read.
+    transformers reads the vocabulary itself since it has `integrations.gguf`; before, it needs the entries.
     """
     from gguf import GGUFReader, GGUFValueType
 
@@ -165,9 +156,8 @@ def _reader_class() -> type[GGUFReader]:
             data, end = memoryview(self.data), orig_offs + 12
             kind, count = struct.unpack_from("<IQ", data, orig_offs)
             if kind == GGUFValueType.STRING:
-                length = struct.Struct("<Q").unpack_from
                 for _ in range(count):
-                    end += 8 + length(data, end)[0]
+                    end += 8 + LENGTH.unpack_from(data, end)[0]
             else:  # KeyError for a list of lists, which no model has
                 end += count * np.dtype(self.gguf_scalar_to_np[GGUFValueType(kind)]).itemsize
             if end > len(data):
@@ -176,21 +166,16 @@ def _reader_class() -> type[GGUFReader]:
                 return super()._get_field_parts(orig_offs, raw_type)
             return end - orig_offs, [np.zeros(1, np.uint8)], [0] * count, [GGUFValueType.ARRAY, GGUFValueType.UINT8]
 
-        def _build_tensor_info(self, offs: int, count: int) -> Any:
-            if count > MOST_TENSORS:
-                raise ValueError(f"it has {count:,} tensors")
-            return super()._build_tensor_info(offs, count)
-
     return Reader
 
 
 def dequantize(data: Any, kind: Any) -> Any:
     """Return the weights of an array of blocks in float32, bit for bit those of `gguf.dequantize`, in less time."""
-    if kind.name not in BLOCKS:
+    if kind.name not in ("Q5_0", "Q8_0"):
         from gguf.quants import dequantize as of_any_type
 
         return of_any_type(data, kind)
-    blocks = data.reshape(-1, BLOCKS[kind.name])
+    blocks = data.reshape(-1, 22 if kind.name == "Q5_0" else 34)
     weights = torch.empty(len(blocks), 32)
     for start in range(0, len(blocks), CHUNK):
         part = torch.from_numpy(np.array(blocks[start : start + CHUNK]))

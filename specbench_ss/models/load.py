@@ -24,7 +24,6 @@ from specbench_ss.engine.architectures import ModelInfo, check_config
 from specbench_ss.engine.checks import check_target
 from specbench_ss.engine.cpu_kernels import Quantization
 from specbench_ss.engine.engines import check_engine, use_engine
-from specbench_ss.engine.generic_model import smaller
 from specbench_ss.engine.numerics import HALF_WEIGHTS
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, did_you_mean, error_text, first_line
@@ -55,7 +54,6 @@ FOLDER = Path(__file__).parents[1] / "templates"
 NAMES = ("plain", "vicuna", "llama-2")
 CHOICES = "|".join((*NAMES, "FILE"))
 TEMPLATE_S, TEMPLATE_BYTES = 5.0, 1 << 30  # limits of filling a chat template, which may loop for ever
-WEIGHTS_PER_BYTE, GGUF_WEIGHTS_PER_BYTE = 2.5, 8  # more than in files of four bits a weight, or of one and a half
 _TEST_MESSAGES = [  # several turns, as in a run
     {"role": "user", "content": "first question"},
     {"role": "assistant", "content": "its answer"},
@@ -257,40 +255,28 @@ def config_of(source: str, trust_remote_code: bool = False) -> Any:
 
 
 def _check_size(config: Any, source: str, trust_remote_code: bool) -> None:
-    """Raise UserError for a model of which the weight files cannot have more than a part.
+    """Raise UserError for more parameters than the weight files can have.
 
-    Builds its first layers without weights, which raises errors for values that do not go together.
+    Builds the model without weights, which raises errors for values that do not go together.
     """
-    counts = []
-    for layers in range(1, 1 + min(2, config.num_hidden_layers)):
-        with torch.device("meta"), torch.random.fork_rng(devices=[]):
-            few: Any = AutoModelForCausalLM.from_config(
-                smaller(config, layers, config.vocab_size), trust_remote_code=trust_remote_code
-            )
-        counts.append(sum(p.numel() for p in few.parameters()))
-    needed = counts[0] + (counts[-1] - counts[0]) * (config.num_hidden_layers - 1)
-    file, folder = gguf_file(source), Path(source)
-    files = [file] if file is not None else weight_files(folder) if folder.is_dir() else []
-    size = sum(file.stat().st_size for file in files)
-    if files and needed > size * (GGUF_WEIGHTS_PER_BYTE if file else WEIGHTS_PER_BYTE):
-        raise UserError(
-            f"the configuration of model {source!r} describes {needed / 1e6:,.1f} M parameters, for which its weight "
-            f"files of {size / 1e6:,.1f} MB are too small"
-        )
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    needed, file = sum(p.numel() for p in model.parameters()), gguf_file(source)
+    size = sum(file.stat().st_size for file in ([file] if file is not None else weight_files(Path(source))))
+    per_byte = 8 if file or getattr(config, "quantization_config", None) else 1  # quantized: at least one bit a weight
+    if size and needed > size * per_byte:
+        described = f"the configuration of model {source!r} describes {needed / 1e6:,.1f} M parameters"
+        raise UserError(f"{described}, for which its weight files of {size / 1e6:,.1f} MB are too small")
 
 
 def check_vocabulary(tokenizer: Any, config: Any, model: str) -> None:
-    """Raise UserError for a tokenizer without tokens, or with more than the model has.
-
-    Added tokens may lie beyond: some models never use them.
-    """
+    """Raise UserError for a tokenizer without tokens, or with more than the model has, apart from added ones."""
     with _loading(model):
-        ids = set(tokenizer.get_vocab().values()) - set(tokenizer.added_tokens_decoder)
+        tokenizer("1 a")
+        ids = set(tokenizer.get_vocab().values()) - set(getattr(tokenizer, "added_tokens_decoder", ()))
         if not ids or max(ids) >= config.vocab_size:
-            problem = (
-                f"token ids up to {max(ids):,}, the model only {config.vocab_size:,} tokens" if ids else "no tokens"
-            )
-            raise UserError(f"the tokenizer of {model} has {problem}; use the one that the model was trained with")
+            has = f"ids up to {max(ids):,}, the model {config.vocab_size:,} tokens" if ids else "no tokens"
+            raise UserError(f"the tokenizer of {model} has {has}; use the one that the model was trained with")
 
 
 def adapted_model(adapter: Path) -> str:
@@ -309,13 +295,13 @@ def tokenizer_of(source: str, trust_remote_code: bool = False, template: str | N
     Raises UserError if there is none.
     """
     _quiet()
-    try:
-        with source_arguments(source) as arguments:
+    with _loading(source), source_arguments(source) as arguments:
+        try:
             tokenizer = AutoTokenizer.from_pretrained(**arguments, trust_remote_code=trust_remote_code)
-    except Exception as error:
-        if Path(source).is_dir() and not _has_tokenizer(Path(source)):
-            raise UserError(f"model {source!r} has no tokenizer: the folder has no tokenizer.json") from error
-        raise _load_error(source, error) from error
+        except Exception as error:
+            if Path(source).is_dir() and not _has_tokenizer(Path(source)):
+                raise UserError(f"model {source!r} has no tokenizer: the folder has no tokenizer.json") from error
+            raise
     file = gguf_file(source)
     if file is not None:
         set_pre_tokenizer(tokenizer, file)
@@ -358,10 +344,7 @@ def load_model(source: str, dtype: torch.dtype, device: str, trust_remote_code: 
         )
     _check_download(source)
     for name, stored, expected in sorted(info["mismatched_keys"])[:1]:
-        raise UserError(
-            f"model {source!r} has weights {name} of shape {list(stored)}, and its configuration describes "
-            f"{list(expected)}"
-        )
+        raise UserError(f"model {source!r} has {name} of shape {list(stored)}, its configuration {list(expected)}")
     missing = [k for k in info["missing_keys"] if "rotary" not in k]
     if missing:
         raise UserError(f"model {source!r} lacks weights: {', '.join(sorted(missing)[:3])} ({len(missing)} in all)")
@@ -396,7 +379,9 @@ def _load_error(source: str, error: BaseException) -> UserError:
     _check_download(source)
     if isinstance(error, pickle.UnpicklingError) or "weights_only" in str(error):  # torch's own text advises to run it
         return UserError(f"cannot load model {source!r}: its weights have more than tensors and may run code")
-    return UserError(f"cannot load model {source!r}: {first_line(error)}")
+    stated = isinstance(error, (OSError, ValueError, RuntimeError, ImportError))
+    reason = "" if stated else "; a value in its files is 0 or of another kind than transformers expects"
+    return UserError(f"cannot load model {source!r}: {first_line(error)}{reason}")
 
 
 def _nf4(dtype: torch.dtype, device: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from safetensors import safe_open
 
 from specbench_ss.errors import UserError, did_you_mean, first_line, os_reason
-from specbench_ss.models.gguf import check_gguf, gguf_file, gguf_origin
+from specbench_ss.models.gguf import gguf_facts, gguf_file, gguf_origin
 from specbench_ss.storage import cache_folder
 from specbench_ss.user_files import read_json
 
@@ -160,9 +160,10 @@ def weight_files(folder: Path, keep: Callable[[str], bool] = lambda name: True) 
             return [folder / whole]
         if (folder / index).is_file():
             parts = read_json(folder / index).get("weight_map")
-            if not isinstance(parts, dict) or not parts or not all(isinstance(part, str) for part in parts.values()):
+            names = list(parts.values()) if isinstance(parts, dict) else []
+            if not names or not all(isinstance(name, str) and len(name) < 256 for name in names):
                 raise UserError(f"{folder / index} is damaged: it has no weight_map of file names")
-            if outside := [part for part in parts.values() if Path(part).name != part]:
+            if outside := [name for name in names if Path(name).name != name]:
                 raise UserError(f"{folder / index} names {outside[0]!r}, which is no file name in its folder")
             return [folder / part for part in dict.fromkeys(part for name, part in parts.items() if keep(name))]
     return []
@@ -215,14 +216,14 @@ def _check_readable(model: str) -> None:
     """Raise UserError for a path that the system rejects (5,000 letters) or does not let this user read."""
     try:
         Path(model).stat()
-        problem = "" if os.access(model, os.R_OK) else "permission denied"
+        if os.access(Path(model), os.R_OK):
+            return
+        problem = "permission denied"
     except (FileNotFoundError, NotADirectoryError):
         return
     except (OSError, ValueError) as error:  # ValueError: a NUL byte
         problem = os_reason(error) if isinstance(error, OSError) else str(error)
-    if problem:
-        shown = model if len(model) < 80 else f"{model[:60]}..."
-        raise UserError(f"cannot read model {shown!r}: {problem}")
+    raise UserError(f"cannot read model {model[:80]!r}: {problem}")
 
 
 def is_lab(model: str) -> bool:
@@ -250,7 +251,7 @@ def check_model(model: str) -> None:
     if folder is not None:
         check_folder(folder)
     elif file is not None:
-        check_gguf(file)
+        gguf_facts(file)
 
 
 def model_origin(model: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 from annotated_types import Ge, Gt, Interval, Le, Lt, MultipleOf
 
+from specbench_ss import registry
 from specbench_ss.cli.shared import typer_option
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.errors import UserError
@@ -134,3 +135,12 @@ def test_a_mark_that_nobody_checks_is_a_problem() -> None:
 
     assert "declares MultipleOf" in options_problem(Options)
     assert "x must be at least 1, not 0" in options_problem(BeyondItself)
+
+
+def test_options_of_trainers_that_size_weights_are_bounded() -> None:
+    """Every whole number has a largest value, apart from counts of steps and what the model bounds."""
+    free = {"alpha_ramp", "mask_token_id", "n_msa_layers", "prune_layer", "ramp", "segment"}
+    for name, trainer in registry.load_all(registry.TRAINERS).items():
+        for option in describe_options(trainer.Options):
+            if "int" in option.type and option.name not in free:
+                assert " to " in option.type or "at most" in option.type, f"{name}: {option.name} is {option.type}"

@@ -71,6 +71,21 @@ def test_a_template_that_does_not_work_is_reported(broken: str) -> None:
         check_template(tokenizer(broken), "m")
 
 
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+GROWING = "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [(ENDLESS, "takes more than"), (GROWING, "MemoryError"), ("{{ 'x' * 10**10 }}", "MemoryError")],
+)
+def test_a_template_that_does_not_end_is_reported(template: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "TEMPLATE_S", 0.5 if template == ENDLESS else 20.0)
+    with pytest.raises(UserError, match=words):
+        check_template(tokenizer(template), "m")
+    assert check_template(tokenizer(template_text("plain")), "m") is None  # type: ignore[func-returns-value]
+
+
 def test_templates_are_reported_apart() -> None:
     hashes = {template_hash(tokenizer(template_text(name))) for name in NAMES}
     assert len(hashes) == 3 and None not in hashes

@@ -45,6 +45,12 @@ def times(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, float]:
     return made
 
 
+@pytest.mark.parametrize("context", [2, 16, 17, 128])
+def test_a_short_context_is_measured_too(context: int) -> None:
+    measured = pass_ms(("float32",), changed(max_position_embeddings=context), 1000, (1, 16))
+    assert all(0 < ms < math.inf for ms in measured["float32"].values())
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A model that is not the lab's."""

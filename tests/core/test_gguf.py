@@ -12,7 +12,7 @@ import torch
 
 from specbench_ss import UserError, generate, load_method, load_model, load_run
 from specbench_ss.models import load
-from specbench_ss.models.gguf import gguf_facts, gguf_origin
+from specbench_ss.models.gguf import dequantize, gguf_facts, gguf_origin
 from tests import gguf_made
 from tests.cli import failing
 
@@ -179,6 +179,76 @@ def test_a_file_that_has_changed_is_looked_at_again(tmp_path: Path) -> None:
     assert gguf_facts(file).types[0] == ("Q8_0", 15)
     gguf_made.write(file, type_name="Q4_1")
     assert gguf_facts(file).types[0] == ("Q4_1", 15)
+
+
+def test_the_header_is_parsed_once_and_its_long_lists_are_not_read(
+    written: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, parsed, init = tmp_path / "t.gguf", list[Any](), gguf_made.gguf.GGUFReader.__init__
+    file.write_bytes(written[0].read_bytes())
+    before, dequantize = gguf_made.gguf.GGUFReader, gguf_made.gguf.dequantize
+    monkeypatch.setattr(before, "__init__", lambda self, path: [parsed.append(self), init(self, path)][1])
+    monkeypatch.setattr("specbench_ss.models.gguf.SHORT", 8)
+    outline = load.outline_of(str(file))
+    target = load_model(file, device="cpu", dtype="float32")
+    assert len(parsed) == 1 and set(parsed[0].get_field("tokenizer.ggml.tokens").contents()) == {0}
+    torch.testing.assert_close(logits(target.model), logits(written[1]), atol=1e-5, rtol=1e-5)
+    assert outline.tokenizer.get_vocab() == gguf_made.tokenizer_of().get_vocab()
+    assert (gguf_made.gguf.GGUFReader, gguf_made.gguf.dequantize) == (before, dequantize)  # as they were
+
+
+@pytest.mark.parametrize("type_name", ["Q5_0", "Q8_0", "Q4_1"])
+def test_blocks_become_the_numbers_of_the_gguf_package(type_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specbench_ss.models.gguf.CHUNK", 5)
+    kind = gguf_made.gguf.GGMLQuantizationType[type_name]
+    rows = torch.randn(7, 96, generator=torch.Generator().manual_seed(0)).mul(9).numpy()
+    packed = gguf_made.gguf.quants.quantize(rows, kind)
+    assert (dequantize(packed, kind) == gguf_made.gguf.dequantize(packed, kind)).all()
+
+
+def _patched(content: bytes, key: bytes, offset: int, form: str, value: int) -> bytes:
+    """The file with a number changed, so many bytes behind the end of a name."""
+    place = (content.index(key) if key else 0) + len(key) + offset
+    return content[:place] + struct.pack(form, value) + content[place + struct.calcsize(form) :]
+
+
+@pytest.mark.parametrize(
+    ("key", "offset", "form", "value"),
+    [
+        (b"", 4, "<I", 99),  # the version
+        (b"", 8, "<Q", 1 << 63),  # tensors
+        (b"", 16, "<Q", 1 << 63),  # entries of the metadata
+        (b"", 24, "<Q", 1 << 63),  # letters of the first key
+        (b"tokenizer.ggml.tokens", 8, "<Q", 1 << 63),  # tokens
+        (b"tokenizer.ggml.tokens", 8, "<Q", 1 << 40),
+        (b"tokenizer.ggml.tokens", 16, "<Q", (1 << 64) - 1),  # letters of the first token
+        (b"tokenizer.ggml.tokens", 4, "<I", 9),  # a list of lists
+        (b"tokenizer.ggml.tokens", 4, "<I", 77),
+        (b"tokenizer.ggml.token_type", 8, "<Q", 1 << 62),
+        (b"general.architecture", 0, "<I", 77),
+        (b"general.architecture", 4, "<Q", 1 << 50),
+        (b"blk.0.attn_v.weight", 0, "<I", 1 << 30),  # dimensions
+        (b"blk.0.attn_v.weight", 4, "<Q", 1 << 62),  # rows
+        (b"blk.0.attn_v.weight", 24, "<Q", 0),  # where the weights are: in those of another
+        (b"blk.0.attn_v.weight", 24, "<Q", 1 << 62),
+    ],
+)
+def test_headers_with_impossible_numbers_are_refused_at_once(
+    key: bytes, offset: int, form: str, value: int, written: tuple[Path, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "t.gguf"
+    file.write_bytes(_patched(written[0].read_bytes(), key, offset, form, value))
+    with pytest.raises(UserError, match="truncated or damaged"):
+        gguf_facts(file)
+
+
+def test_metadata_of_another_kind_is_refused(written: tuple[Path, Any], tmp_path: Path) -> None:
+    """Sizes that no model has."""
+    for key, value in ((b"llama.block_count", 1 << 31), (b"llama.attention.head_count", 0)):
+        file = tmp_path / "t.gguf"
+        file.write_bytes(_patched(written[0].read_bytes(), key, 4, "<I", value))
+        with pytest.raises(UserError, match="its num_|is 0 or"):
+            load.outline_of(str(file))
 
 
 def test_it_is_not_kept_in_four_bits(written: tuple[Path, Any]) -> None:
