@@ -22,10 +22,8 @@ from specbench_ss.results.quality import (
     NonInferiority,
     SamplingTest,
     bias_found,
-    difference_text,
     mean_score,
     non_inferiority,
-    non_inferiority_text,
     sampling_tests,
     unsuited_control,
 )
@@ -419,15 +417,6 @@ class SummaryRow:
     ] = None
     health: Col[tuple[str, ...], "findings about the method's numbers, a tuple of sentences; empty without findings"]
     baseline: Col[str, "label of the baseline of `speedup`: `ar`, or the first endpoint"]
-
-    @property
-    def quality_text(self) -> str:
-        """Return the difference of quality to the baseline with the verdict, as text."""
-        if self.quality_difference is None:
-            return "quality not measured"
-        verdict = non_inferiority_text(self.quality_verdict, self.baseline, self.quality_margin)
-        text = f"quality {difference_text(self.quality_difference, self.quality_interval)}"
-        return f"{text}, {verdict}" if verdict else text
 
     @property
     def decode_speedup(self) -> float | None:
