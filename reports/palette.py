@@ -143,17 +143,14 @@ def short_labels(labels: Sequence[str]) -> dict[str, str]:
 
 
 def _variant(label: str, variants: Sequence[str]) -> str:
-    """Return 'medusa nodes=32': the values of the options that not all variants share; a folder by its own name."""
-    of = {one: dict(part.partition("=")[::2] for part in _options(one)) for one in variants}
-    shared = set.intersection(*(set(options.items()) for options in of.values()))
-    differing = {name: value for name, value in of[label].items() if (name, value) not in shared}
-    texts = [value.rpartition("/")[2] if "/" in value else f"{name}={value}" for name, value in differing.items()]
-    copy = label.rpartition("#")[2] if "#" in label.rpartition("]")[2] else ""
-    return visible(" ".join([_name(label), *texts, *([f"#{copy}"] if copy else [])]))
+    """Return 'medusa nodes=32': the options that not all variants share; a folder by its own name."""
+    shared = set.intersection(*(set(_options(one)) for one in variants))
+    texts = [option.rpartition("/" if "/" in option else "\0")[2] for option in _options(label) if option not in shared]
+    return visible(" ".join([_name(label), *texts]))
 
 
 def _options(label: str) -> list[str]:
-    return [part for part in label.partition("[")[2].rpartition("]")[0].split(",") if part]
+    return [part for part in label.partition("[")[2].replace("]", ",").split(",") if part]
 
 
 def _name(label: str) -> str:

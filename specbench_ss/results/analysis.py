@@ -23,7 +23,7 @@ from specbench_ss.results.concurrency import ConcurrencyRow, concurrency_rows
 from specbench_ss.results.cost_model import MachineRow, PairedCost, machine_rows, pairs
 from specbench_ss.results.draft_schedule import DraftSchedule, draft_schedule
 from specbench_ss.results.quality import MARGIN, checked_margin
-from specbench_ss.results.ranking import RankRange, config_of, headline, more_questions, rank_ranges
+from specbench_ss.results.ranking import RankRange, config_of, headline, lossy_checks, more_questions, rank_ranges
 from specbench_ss.results.sample_checks import unfinished
 from specbench_ss.results.summary import OVERALL, SummaryRow, safe_div, summarise
 from specbench_ss.results.text import pluralize, short
@@ -171,7 +171,7 @@ class Results:
     @cached_property
     def checks(self) -> list[Check]:
         """Return every check of the run, passed or not."""
-        return checks(self.run, self.rows)
+        return [*checks(self.run, self.rows), *lossy_checks(self.rows)]
 
     @cached_property
     def rank_ranges(self) -> Mapping[str, RankRange]:

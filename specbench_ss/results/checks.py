@@ -101,8 +101,6 @@ FINDINGS: dict[str, tuple[CheckState, str]] = {  # kind of a finding of `sample_
     "length-differs": ("warning", "Outputs end earlier or later than the baseline's."),
     "numerical-tie": ("warning", "Numerical ties in float32, where they should be rare."),
     "short-steps": ("warning", "Steps take less time than the baseline's: other kernels, or a wrong clock or model."),
-    "inferior": ("warning", "Methods that may change outputs have a lower quality than the baseline."),
-    "lossy": ("warning", "Methods may change outputs: they are no alternative to lossless ones of the same speed."),
     "uncompared": ("warning", "Outputs were not compared with the baseline's: their verdicts are missing."),
 }
 
@@ -112,8 +110,8 @@ class Check:
     """Result of one check.
 
     name: a key of `FINDINGS`, or `incomplete`, `warnings`, `sessions`, `timing`, `lower-bound`, `baseline-noise`,
-    `repetition`, `low-quality`, `cuda-graphs`, `concurrency`, `concurrency-verdicts`, `tokens`, `acceptance`, `memory`,
-    `drift`.
+    `lossy`, `inferior`, `repetition`, `low-quality`, `cuda-graphs`, `concurrency`, `concurrency-verdicts`, `tokens`,
+    `acceptance`, `memory`, `drift`.
     sentence: the finding, or the reason why there is none.
     lines: its details, one for each method or warning.
     made: share of the samples that an unfinished run has.
@@ -133,7 +131,7 @@ def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
     rows = [row for row in summaries if row.task == OVERALL]
     found: dict[str, list[str]] = {}
     for row in rows:
-        for sentence in (*row.health, *_lossy(row)):
+        for sentence in row.health:
             kind, _, text = sentence.partition(": ")
             found.setdefault(kind, []).append(f"{row.method}: {text}")
     unstable = found.pop("unstable", [])
@@ -152,16 +150,6 @@ def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
         *_repetition(run),
         *_low_quality(run, summaries),
     ]
-
-
-def _lossy(row: SummaryRow) -> Iterator[str]:
-    """Yield what a method that may change outputs costs in quality."""
-    if row.comparison in ("baseline", "invalid") or row.reference_of:
-        return
-    if not row.lossless:
-        yield f"lossy: {format_speedup(row.speedup)}, {row.quality_text}"
-    if row.quality_verdict == "inferior":
-        yield f"inferior: {row.quality_text}"
 
 
 def worst_first(made: Sequence[Check]) -> list[Check]:
@@ -333,8 +321,7 @@ def _sampled(rows: Sequence[SummaryRow]) -> Check:
 
 
 def _bound(rows: Sequence[SummaryRow]) -> Iterator[Check]:
-    """Yield the check of times against their lower bound, with the reason for speedups above τ."""
-    baseline_s = next((row.verify_s for row in rows if row.comparison == "baseline"), None)
+    """Yield the check of times against their lower bound."""
     rows = [row for row in rows if row.comparison != "baseline"]
     unknown = [row.method for row in rows if row.speedup_within_bound is None]
     if unknown:
@@ -342,18 +329,7 @@ def _bound(rows: Sequence[SummaryRow]) -> Iterator[Check]:
         what = "The lower bound of time was not checked"
         yield Check("lower-bound", "not checked", f"{what} for {', '.join(unknown)}: {why}.")
     elif rows and all(row.speedup_within_bound for row in rows):
-        cheaper = tuple(
-            f"{row.method}: {format_speedup(row.speedup)} with {format_number(row.mean_acceptance_length)} "
-            f"tokens per step; its verification takes "
-            f"{format_number(row.verify_s / baseline_s)} of a step of {row.baseline}"
-            for row in rows
-            if row.speedup
-            and row.mean_acceptance_length
-            and row.speedup > row.mean_acceptance_length
-            and row.verify_s
-            and baseline_s
-        )
-        yield Check("lower-bound", "ok", "Over all prompts no method is faster than its steps allow.", cheaper)
+        yield Check("lower-bound", "ok", "Over all prompts no method is faster than its steps allow.")
 
 
 def _eager(run: Run) -> Iterator[Check]:

@@ -26,6 +26,7 @@ from specbench_ss.options import value_text
 from specbench_ss.results.analysis import Results, load_run
 from specbench_ss.results.frames import frame
 from specbench_ss.results.quality import measures
+from specbench_ss.results.ranking import quality_text
 from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, failing, paired
 from specbench_ss.results.text import MISSING
 from specbench_ss.runs.columns import OF_INTERVAL, Column, columns_of
@@ -343,8 +344,8 @@ def _faults(row: SummaryRow) -> dict[str, str]:
     """Return the findings about a method that fail a gate if they are new, with their texts, each in one line."""
     lines = (" ".join(line.split()) for line in reversed(row.health))
     found = dict(line.split(": ", 1) for line in lines if line.partition(":")[0] in GATED)
-    found |= {} if row.lossless or row.reference_of else {"lossy": row.quality_text}
-    return found | ({"inferior": row.quality_text} if row.quality_verdict == "inferior" else {})
+    found |= {} if row.lossless or row.reference_of else {"lossy": quality_text(row)}
+    return found | ({"inferior": quality_text(row)} if row.quality_verdict == "inferior" else {})
 
 
 def _voided(label: str, first: Results, second: Results) -> Change | None:

@@ -78,7 +78,7 @@ def _answer(place: str, line: bytes) -> Answer:
     try:
         answer = msgspec.json.decode(line, type=Answer)
     except (msgspec.DecodeError, RecursionError) as e:
-        at = re.search(r"`([^`]*)`$", str(e))
+        at = re.search(r"`\$?\.?([^`]*)`$", str(e).replace("[...]", ""))
         what = f"an unexpected value or no value at {at[1]}" if at else "not JSON"
         raise UserError(f"{place}: not a line of an answer file of Spec-Bench, EAGLE or Medusa: {what}") from None
     for choice in answer.choices:

@@ -22,7 +22,6 @@ from scipy.special import betaincinv, gammaln, logsumexp
 
 from specbench_ss.errors import UserError
 from specbench_ss.options import checked_value
-from specbench_ss.results.text import interval
 from specbench_ss.runs.records import ACCEPT_TILTS, PIT_BINS, TAIL_FACTORS, Key, Run, SampledTokens, SampleRecord
 from specbench_ss.stats import Floats, Interval, mean_interval
 from specbench_ss.suite import Question
@@ -277,17 +276,3 @@ def non_inferiority(around: Interval | None, margin: float) -> NonInferiority:
     if around is None or around[0] <= -margin <= around[1]:
         return "not shown"
     return "non-inferior" if around[0] > -margin else "inferior"
-
-
-def difference_text(difference: float | None, around: Interval | None) -> str:
-    """Return a paired difference of scores, as in '+0.01 (−0.02 to 0.04)'; '' without one."""
-    bounds = f" ({interval(around, line=0)})" if around else ""
-    return "" if difference is None else f"{difference:+.2f}{bounds}".replace("-", "−")
-
-
-def non_inferiority_text(verdict: NonInferiority | None, baseline: str, margin: float | None) -> str:
-    """Return the verdict as in 'non-inferior to ar (margin 0.02)'; '' without one."""
-    if verdict is None:
-        return ""
-    stated = "not shown to be no worse than" if verdict == "not shown" else f"{verdict} to"
-    return f"{stated} {baseline} (margin {margin:g})"

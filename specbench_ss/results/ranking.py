@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,11 @@ import numpy as np
 
 from specbench_ss.options import REFERENCE
 from specbench_ss.results.checks import Check, baseline_noise
-from specbench_ss.results.quality import BIASED, difference_text, measures, non_inferiority_text
+from specbench_ss.results.quality import BIASED, measures
 from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, failing, paired
 from specbench_ss.results.text import MISSING, cut, format_speedup, interval, output_match, pluralize, title
 from specbench_ss.runs.records import Run, SampleRecord
-from specbench_ss.stats import FEWEST, Comparison, Floats, compare, pairwise
+from specbench_ss.stats import FEWEST, Comparison, Floats, Interval, compare, pairwise
 from specbench_ss.suite import MT_BENCH
 
 RANKED = ("faster", "slower", "not significant")
@@ -161,18 +161,44 @@ def quality(row: SummaryRow, config: Mapping[str, Any]) -> float | None:
 
 
 def quality_difference(row: SummaryRow) -> str:
-    """Return the paired difference of quality to the baseline, as in '+0.01 (−0.02–0.04)'; '' without one."""
-    return "" if row.comparison == "baseline" else difference_text(row.quality_difference, row.quality_interval)
+    """Return the paired difference of quality to the baseline, as in '+0.01 (−0.02 to 0.04)'; '' without one."""
+    return _difference(row, row.quality_difference, row.quality_interval)
 
 
 def judged_difference(row: SummaryRow) -> str:
     """Return the paired difference of the judge score; '' without one."""
-    return "" if row.comparison == "baseline" else difference_text(row.judge_score_difference, row.judge_score_interval)
+    return _difference(row, row.judge_score_difference, row.judge_score_interval)
+
+
+def _difference(row: SummaryRow, difference: float | None, around: Interval | None) -> str:
+    if difference is None or row.comparison == "baseline":
+        return ""
+    bounds = f" ({interval(around, line=0)})" if around else ""
+    return f"{difference:+.2f}{bounds}".replace("-", "−")
 
 
 def non_inferiority(row: SummaryRow) -> str:
     """Return the verdict on quality of a method that changes the model: 'non-inferior to ar (margin 0.02)', or ''."""
-    return non_inferiority_text(row.quality_verdict, row.baseline, row.quality_margin)
+    if row.quality_verdict is None:
+        return ""
+    verdict = "not shown to be no worse than" if row.quality_verdict == "not shown" else f"{row.quality_verdict} to"
+    return f"{verdict} {row.baseline} (margin {row.quality_margin:g})"
+
+
+def quality_text(row: SummaryRow) -> str:
+    """Return the difference of quality with its verdict, as far as it was measured."""
+    difference = quality_difference(row)
+    return ", ".join(filter(None, (f"quality {difference or 'not measured'}", non_inferiority(row))))
+
+
+def lossy_checks(summaries: Sequence[SummaryRow]) -> Iterator[Check]:
+    """Yield what methods that may change outputs cost in quality."""
+    rows = [row for row in summaries if row.task == OVERALL and row.comparison not in ("baseline", "invalid")]
+    lossy = [row for row in rows if not (row.lossless or row.reference_of)]
+    if lines := tuple(f"{row.method}: {format_speedup(row.speedup)}, {quality_text(row)}" for row in lossy):
+        yield Check("lossy", "warning", "Methods may change outputs: compare their quality too.", lines)
+    if worse := tuple(f"{row.method}: {quality_text(row)}" for row in rows if row.quality_verdict == "inferior"):
+        yield Check("inferior", "warning", "Methods have a lower quality than the baseline.", worse)
 
 
 def counts(row: SummaryRow) -> list[str]:
@@ -284,17 +310,9 @@ def _set_apart(methods: Sequence[SummaryRow], ill: Collection[str]) -> str:
     rows = [row for row in methods if row.comparison != "invalid" and row.method not in ill and not row.reference_of]
     others = [row for row in rows if row.lossless and row.reference != row.baseline]
     lossy = [row.method for row in rows if not row.lossless]
-    shown = [f" {cut(row.method)} decodes another model: {another_model(row)}." for row in others[:SHOWN_APART]]
+    gains = [(row, f"{own_model(row) or MISSING} vs {row.reference}; {quality_text(row)}") for row in others]
+    shown = [f" {cut(row.method)} decodes another model: {text}." for row, text in gains]
     return "".join([*shown, f" {_some(lossy)} may change outputs (lossy)." if lossy else ""])
-
-
-SHOWN_APART = 2  # methods of another model in the headline
-
-
-def another_model(row: SummaryRow) -> str:
-    """Return the speedup over the autoregressive baseline of a method's own model, and the quality against ours."""
-    gain = own_model(row) if row.reference_speedup is not None else MISSING
-    return f"{gain} vs {row.reference}; {row.quality_text}"
 
 
 def more_questions(run: Run) -> str:

@@ -18,26 +18,28 @@ import numpy as np
 from scipy.stats import mannwhitneyu
 
 from specbench_ss.engine.numerics import arithmetic
-from specbench_ss.results.text import interval, percent
+from specbench_ss.results.text import percent
 from specbench_ss.runs.records import COUNTS, KILLED, Array, Run, SampleRecord, StepColumns, Steps
 from specbench_ss.runs.run_dir import uncompared as without_verdicts
 from specbench_ss.runs.server_tokens import contradiction
 from specbench_ss.stats import Floats, Interval
 
 
-def lower_bound(samples: Sequence[SampleRecord], baseline: Sequence[SampleRecord], steps: Steps) -> Floats:
+def lower_bound(
+    samples: Sequence[SampleRecord], baseline: Sequence[SampleRecord], steps: Steps, cheaper: bool = True
+) -> Floats:
     """Return a lower bound of the seconds of each output of `samples`: [samples]. baseline: the baseline's outputs.
 
     It is the baseline's prefill and as many of its steps as the method made. A step that verifies several tokens may
     run other kernels than one of a single token, so if the method's verification is faster than the baseline's, the
-    bound shrinks by the same share. That does not hold for a method that never drafts.
+    bound shrinks by the same share, if `cheaper`. That does not hold for a method that never drafts.
     """
     made, verify, _ = _steps_of(samples, steps)
     baseline_made, baseline_verify, baseline_total = _steps_of(baseline, steps)
     with np.errstate(all="ignore"):  # an answer without a step: prefill gave its one token
         share = np.minimum(1.0, np.nan_to_num((verify / made) / (baseline_verify / baseline_made), nan=1.0))
         step = np.nan_to_num(baseline_total / baseline_made, nan=0.0)
-    drafts = any(row.draft_nodes for row in samples)
+    drafts = cheaper and any(row.draft_nodes for row in samples)
     return np.asarray(_column(baseline, "prefill_s") + made * step * (share if drafts else 1.0))
 
 
@@ -216,11 +218,11 @@ def speedup_within_bound(excess: Interval | None) -> bool | None:
     return None if excess is None else excess[0] <= 1
 
 
-def short_steps(relative: Interval | None) -> list[str]:
-    """Report steps with a draft that take less time than the baseline's. relative: interval of their ratio."""
-    if relative is None or relative[1] >= 1:
+def short_steps(excess: Interval | None, baseline: str) -> list[str]:
+    """Report outputs that took less time than so many steps of the baseline. excess: interval of the ratio."""
+    if excess is None or excess[0] <= 1:
         return []
-    return [f"short-steps: relative step time {interval(relative)}"]
+    return [f"short-steps: at least {excess[0]:.2f} times as fast as its number of steps of {baseline}"]
 
 
 def too_fast(excess: Interval | None, tau: float | None) -> list[str]:

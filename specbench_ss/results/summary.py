@@ -22,10 +22,8 @@ from specbench_ss.results.quality import (
     NonInferiority,
     SamplingTest,
     bias_found,
-    difference_text,
     mean_score,
     non_inferiority,
-    non_inferiority_text,
     sampling_tests,
     unsuited_control,
 )
@@ -203,15 +201,6 @@ class PairedTimes:
             return None
         estimate = float(other.sum() / measured.sum())
         return (estimate, estimate) if estimate <= 1 else ratio_interval((other,), (measured,), processes=1)
-
-    def step_time(self, samples: Sequence[SampleRecord], baseline: Sequence[SampleRecord]) -> Interval | None:
-        """Return the 95% interval of the relative step time. samples, baseline: the paired ones."""
-        columns = [
-            np.bincount(self._question[self._at], [getattr(row, name) or 0 for row in rows], len(self.questions))
-            for rows, name in ((samples, "decode_s"), (baseline, "steps"), (samples, "steps"), (baseline, "decode_s"))
-        ]
-        own_s, steps, own_steps, seconds = np.stack(columns)[:, np.all(columns, axis=0)]  # questions with steps
-        return ratio_interval((own_s, steps), (own_steps, seconds), processes=1) if len(own_s) else None
 
     def geomean(self) -> float | None:
         """Return the geometric mean over prompts of the ratio of seconds per token."""
@@ -421,15 +410,6 @@ class SummaryRow:
     baseline: Col[str, "label of the baseline of `speedup`: `ar`, or the first endpoint"]
 
     @property
-    def quality_text(self) -> str:
-        """Return the difference of quality to the baseline with the verdict, as text."""
-        if self.quality_difference is None:
-            return "quality not measured"
-        verdict = non_inferiority_text(self.quality_verdict, self.baseline, self.quality_margin)
-        text = f"quality {difference_text(self.quality_difference, self.quality_interval)}"
-        return f"{text}, {verdict}" if verdict else text
-
-    @property
     def decode_speedup(self) -> float | None:
         """Return the speedup of the steps alone, prefill left out; None if the row is invalid."""
         return safe_div(self.mean_acceptance_length, self.relative_step_time)
@@ -514,7 +494,7 @@ def _summary(
             *invalidating,
             *sample_checks.findings(run, here.every_sample, here.verdicts, without, spread),
             *unsuited_control(run, label, test),
-            *sample_checks.short_steps(here.step_time if task == OVERALL else None),
+            *sample_checks.short_steps(here.short, run.baseline),
         ),
         baseline=run.baseline,
         **(test.columns() if test else {}),
@@ -526,7 +506,7 @@ class _Compared:
 
     samples, baseline_samples: the paired ones. every_sample: of the method. reference: label of the baseline of the
     output match. verdicts: counts of the output match. excess, outside: intervals of the lower bound of time / measured
-    time, and of the wall time / measured time. step_time: that of the relative step time of a method that drafts.
+    time, and of the wall time / measured time. short: as excess, with steps as long as the baseline's.
     """
 
     def __init__(self, run: Run, label: str, rows: Sequence[SampleRecord], verdicts: Counter[str]) -> None:
@@ -537,14 +517,14 @@ class _Compared:
         self.times = PairedTimes(self.samples, self.baseline_samples)
         self.against = PairedTimes(*self._paired(rows, self.reference)) if self.reference != run.baseline else None
         self.tally, self.baseline_tally = tally(self.samples, run.steps), tally(self.baseline_samples, run.steps)
-        self.interval = self.excess = self.outside = self.step_time = None
+        self.interval = self.excess = self.outside = self.short = None
         if not self.itself:
             self.interval = self.times.interval()
-            if self.reference == run.baseline and not run.served and any(row.draft_nodes for row in self.samples):
-                self.step_time = self.times.step_time(self.samples, self.baseline_samples)
             self.excess = self._faster_than(
                 lower_bound(self.samples, self.baseline_samples, run.steps) if self.tally.tau else None
             )
+            if self.excess and self.reference == run.baseline and any(row.draft_nodes for row in self.samples):
+                self.short = self._faster_than(lower_bound(self.samples, self.baseline_samples, run.steps, False))
             self.outside = self._faster_than(passed_seconds(self.samples, self.baseline_samples))
 
     def _paired(self, rows: Sequence[SampleRecord], other: str) -> tuple[list[SampleRecord], list[SampleRecord]]:

@@ -46,11 +46,10 @@ from specbench_ss.results.ranking import (
     contends,
     marked_speedup,
     more_questions,
-    non_inferiority,
     notes,
     own_model,
     quality,
-    quality_difference,
+    quality_text,
     short_n,
     short_output,
     speedup,
@@ -157,9 +156,10 @@ def print_short(results: Results, console: Console) -> None:
     widen(console)
     print_answer(results, console)
     rows = ranked(results.overall)
-    console.print(_legend(rows), style="dim", highlight=False, soft_wrap=True)
+    columns = _columns(rows, results.config)
+    _print_line(console, _legend(rows, columns), "  ", 1, style="dim")
     cells = [_cells(row, results.config, short=True) for row in rows]
-    _print(console, "", _columns(rows, results.config), [cells], folding=())
+    _print(console, "", columns, [cells], folding=())
     by_task = _by_task(results)
     reasons = _reasons(rows)
     for i, reason in enumerate(reasons):
@@ -206,7 +206,7 @@ def _notes_of(results: Results, overall: Sequence[SummaryRow]) -> Iterator[str]:
         if row.reference_speedup is not None:
             yield f"{row.method} over {row.reference}, its own model: {own_model(row)}"
         if row.quality_verdict is not None:
-            yield f"{row.method}: quality {quality_difference(row)}, {non_inferiority(row)}"
+            yield f"{row.method}: {quality_text(row)}"
 
 
 def ranked(rows: Sequence[SummaryRow]) -> list[SummaryRow]:
@@ -267,11 +267,14 @@ def _match(row: SummaryRow) -> str:
     return next((verdict for verdict in VERDICTS if row.output_match.get(verdict)), MISSING)
 
 
-def _legend(rows: Sequence[SummaryRow]) -> str:
-    """Return the meaning of the marks at these speedups, or ''."""
+LEGEND = {"decode": "without prefill", "τ": "tokens per step", "accept": "of the draft's depth"}
+
+
+def _legend(rows: Sequence[SummaryRow], columns: Sequence[str]) -> str:
+    """Return the meaning of the marks at these speedups and of the columns."""
     used = {row.comparison for row in rows if row.speedup is not None}
-    text = "; ".join(f"{mark} {MARKED[comparison]}" for comparison, mark in MARKS.items() if comparison in used)
-    return f"  {text}" if text else ""
+    marks = [f"{mark} {MARKED[comparison]}" for comparison, mark in MARKS.items() if comparison in used]
+    return "; ".join([*marks, *(f"{column}: {LEGEND[column]}" for column in columns if column in LEGEND)])
 
 
 def _reasons(rows: Sequence[SummaryRow]) -> list[str]:

@@ -61,9 +61,9 @@ def interval(bounds: tuple[float, float] | None, digits: int = 2, line: float = 
     """
     if bounds is None:
         return ""
-    digits = max(digits_beside(bound, digits - (bounds[1] - bounds[0] > 1), line) for bound in bounds)
-    between = " to " if bounds[0] < 0 else "–"
-    return between.join(end(bound, digits, line) for bound in bounds)
+    digits -= bounds[1] - bounds[0] > 1
+    digits = max(len(end(bound, digits, line).partition(".")[2]) for bound in bounds)
+    return (" to " if bounds[0] < 0 else "–").join(end(bound, digits, line) for bound in bounds)
 
 
 def interval_of(text: object) -> tuple[float, float] | None:
@@ -77,16 +77,11 @@ def interval_of(text: object) -> tuple[float, float] | None:
         return None
 
 
-def digits_beside(bound: float, digits: int, line: float) -> int:
-    """Return at least `digits`: as many as show on which side of `line` a bound lies."""
-    while math.isfinite(bound) and bound != line and float(f"{bound:.{digits}f}") == line and digits < MOST_DIGITS:
-        digits += 1
-    return digits
-
-
 def end(bound: float, digits: int = 2, line: float = 1) -> str:
     """Return an end of an interval, with enough digits to show on which side of `line` it lies: '1.004'."""
-    return format_number(bound, digits_beside(bound, digits, line)).replace("-", "−")
+    while math.isfinite(bound) and bound != line and float(f"{bound:.{digits}f}") == line and digits < MOST_DIGITS:
+        digits += 1
+    return format_number(bound, digits).replace("-", "−")
 
 
 def parameters(count: int) -> str:

@@ -116,15 +116,11 @@ class DecoderBench:
             self._expected[prompt] = tokens
         elif prompt not in self._expected:
             self._answer(MethodSpec(REFERENCE), prompt, self.limits)
-        row, reference = (
-            SampleRecord("", 0, spec.label, 0, "", 0, 0, 0, "", "", "ok", token_ids=ids)
-            for ids in (tokens, self._expected[prompt])
-        )
-        match = judge(self._kept[REFERENCE], self.prompts[prompt], reference, row)
+        tokens_of = {REFERENCE: self._expected[prompt], spec.label: tokens}
+        rows = [SampleRecord("", 0, x, 0, "", 0, 0, 0, "", "", "ok", token_ids=ids) for x, ids in tokens_of.items()]
+        match = judge(self._kept[REFERENCE], self.prompts[prompt], rows[0], rows[-1])
         if is_wrong(match.verdict, served=False):
-            raise ValueError(
-                f"its output is not that of {REFERENCE}: {match.verdict} at token {match.first_difference}"
-            )
+            raise ValueError(f"{match.verdict} with {REFERENCE}'s output at token {match.first_difference}")
 
     def _first_equal(self, spec: MethodSpec) -> MethodSpec | None:
         try:

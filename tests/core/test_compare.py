@@ -166,7 +166,7 @@ def _lossy(run: Path) -> Path:
 def test_a_gate_fails_for_what_is_wrong_in_the_second_run_alone(
     make_run: MakeRun, capsys: pytest.CaptureFixture[str], change: Callable[[MakeRun], Path], stated: str
 ) -> None:
-    """Whatever the limit, however fast the method is, and not where the first run has the same fault."""
+    """For every limit, however fast the method is, and not where the first run has the same fault."""
     a, b = make_run(), slower(change(make_run), "ss", 0.5)
     assert main(["compare", str(a), str(b), "--fail-on", "tau<-90%"]) == 1
     captured = capsys.readouterr()

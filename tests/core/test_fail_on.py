@@ -21,6 +21,7 @@ CASES: list[tuple[dict[str, Any], str, int]] = [
     ({"verdict": "length differs"}, "mismatch,length-differs", 1),
     ({"failing": ("ss",)}, "failed", 1),
     ({"failing": ("ss",)}, "", 0),
+    ({"references": {"ss": "medusa"}, "labels": ("ar", "ss", "medusa")}, "lossy", 0),
     ({}, ",".join(name for name in FINDINGS if name not in ("unstable", "not-checked")), 0),
     ({"questions": 1}, "not-checked", 1),
 ]

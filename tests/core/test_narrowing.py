@@ -12,13 +12,14 @@ from specbench_ss.bench import run_loop, stopping
 from specbench_ss.bench.build_config import stopping_rule_of
 from specbench_ss.bench.schedule import method_order, plan
 from specbench_ss.bench.stopping import repeats_share, why_stop, widest_ci
+from specbench_ss.cli.main import main
 from specbench_ss.options import MethodSpec
 from specbench_ss.results.sample_checks import unfinished
 from specbench_ss.results.summary import paired
 from specbench_ss.runs.config import RunConfig, StoppingRule
 from specbench_ss.runs.records import SampleRecord
 from specbench_ss.runs.run_dir import read_run
-from specbench_ss.runs.run_options import RunOptions
+from specbench_ss.runs.run_options import RunOptions, read_share
 from tests.core.test_runner import ASKED, Bench
 
 LABELS = ("ar", "m")
@@ -49,6 +50,23 @@ def test_questions_that_differ_cannot_be_mended_by_repeats() -> None:
     stated = why_stop(measured(2, questions=0.2, noise=0.02), LABELS, 2, StoppingRule(0.02))
     assert "after 2 repeats: between-question variance dominates" in stated and "--limit" in stated
     assert why_stop(measured(1, questions=0.2), LABELS, 1, StoppingRule(0.02)) == ""  # one repeat does not show
+
+
+def test_how_many_questions_would_do_is_stated_about_rightly() -> None:
+    few = widest_ci(measured(2, questions=0.2, noise=0.02), LABELS, 2)
+    needed = few.needed(0.04)
+    assert f"about {needed} questions in place of 24" in why_stop(
+        measured(2, questions=0.2, noise=0.02), LABELS, 2, StoppingRule(0.04)
+    )
+    half = widest_ci(measured(2, questions=0.2, noise=0.02, asked=needed), LABELS, 2).half
+    assert needed > 48 and half is not None and 0.03 < half < 0.05
+
+
+def test_a_share_may_be_given_in_percent() -> None:
+    assert read_share("3%") == pytest.approx(0.03) and read_share("0.03") == 0.03
+    assert main(["run", "--methods", "ss", "--target-ci", "3%", "--dry-run"]) == 0
+    assert main(["run", "--methods", "ss", "--target-ci", "300%", "--dry-run"]) == 2
+    assert main(["run", "--methods", "ss", "--target-ci", "x%", "--dry-run"]) == 2
 
 
 def test_what_repeats_can_reach_is_predicted() -> None:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
+from io import StringIO
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from specbench_ss.reports.html.report import page
+from specbench_ss.results.analysis import Results
+from specbench_ss.results.concurrency import level_rows
+from specbench_ss.results.cost_model import waterfalls
 from specbench_ss.results.ranking import RankRange, headline, rank_ranges
 from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, paired, summarise
-from specbench_ss.runs.records import Run
+from specbench_ss.results.terminal import print_answer, print_verbose
+from specbench_ss.runs.config import Load
+from specbench_ss.runs.records import OutputMatch, Run
 from specbench_ss.runs.run_dir import read_run
 from specbench_ss.stats import compare, pairwise, speedup_interval
 from tests.conftest import MakeRun
@@ -86,3 +95,62 @@ def test_controls_and_methods_of_another_model_have_no_place(make_run: MakeRun) 
     labels = ("ar", "ss", "ss-shared", "ss-shared-ar")
     run = read_run(make_run(labels=labels, references={"ss-shared": "ss-shared-ar"}))
     assert set(rank_ranges(run, summarise(run))) == {"ss"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_one_wrong_output_leaves_a_method_without_speedup_everywhere(make_run: MakeRun, dtype: str) -> None:
+    """No table, figure, level, page or rank has one; the other methods keep theirs."""
+    run = read_run(make_run())
+    run.manifest["model"]["dtype"] = dtype
+    next(one for one in run.output_match if one.method == "ss").verdict = "mismatch"
+    results = Results(run)
+    rows = [row for row in results.rows if row.method == "ss"]
+    assert {(row.comparison, row.speedup, row.decode_speedup, row.other_factor) for row in rows} == {
+        ("invalid", None, None, None)
+    }
+    assert set(results.rank_ranges) == {"medusa"} and results.headline.startswith("medusa is faster")
+    assert [row.decode_speedup for row in results.machine_rows if row.method == "ss"] == [None]
+    assert set(waterfalls(results.pairs)) == {"medusa"} and results.plot.ranking().data[0].name == "medusa"
+    assert [row.comparison for row in level_rows(run, Load(), {"ss"})] == ["baseline", "invalid", "faster"]
+    made = page(results)
+    assert [row.speedup for row in made["ranking"] if row.label == "ss"] == ["invalid"]
+    assert {"ss"} & {trace["name"] for trace in made["pareto"].spec()["data"]} == set()
+    out = StringIO()
+    print_verbose(results, Console(file=out, width=140))
+    assert all("×" not in line for line in out.getvalue().splitlines() if re.match(r"\s*(\w+ )? *ss  ", line))
+
+
+def _lossy(run: Run, *labels: str) -> Results:
+    for method in run.manifest["methods"]:
+        method["lossless"] = method["label"] not in labels
+    for row in run.rows:
+        row.quality = 0.2 if row.method in labels else 0.9
+    return Results(run)
+
+
+def test_a_lossy_method_is_no_fastest_method_and_has_a_line_with_its_quality(make_run: MakeRun) -> None:
+    results = _lossy(read_run(make_run()), "ss")
+    assert results.headline.startswith("medusa is faster") and set(results.rank_ranges) == {"medusa"}
+    out = StringIO()
+    print_answer(results, Console(file=out, width=200))
+    assert re.search(r"  lossy  ss: \d.\d\d×, quality −0.70 .*, inferior to ar", out.getvalue())
+    assert {check.name for check in results.checks} >= {"lossy", "inferior"}
+    alone = _lossy(read_run(make_run(labels=("ar", "ss"))), "ss").headline
+    assert "×" not in alone and "No lossless method" in alone
+
+
+def test_findings_about_the_baseline_of_another_model_are_its_own(make_run: MakeRun) -> None:
+    labels, references = ("ar", "ss", "ss-shared", "ss-shared-ar"), {"ss-shared": "ss-shared-ar"}
+    run = read_run(make_run(labels=labels, references=references))
+    assert "ss-shared decodes another model: 1." in (headline := Results(run).headline)
+    assert headline.startswith("ss is faster") and "vs ss-shared-ar; quality " in headline
+    for row in run.of("ss-shared-ar"):
+        run.output_match.append(OutputMatch(*row.key, verdict="mismatch"))
+    stated = Results(run)
+    assert stated.headline.startswith("ss is faster") and "another model" not in stated.headline
+    assert {row.method for row in stated.overall if row.comparison == "invalid"} == {"ss-shared", "ss-shared-ar"}
+
+
+def test_a_method_that_fails_more_often_than_the_baseline_has_no_speedup_in_the_headline(make_run: MakeRun) -> None:
+    stated = Results(read_run(make_run(labels=("ar", "ss"), failing=("ss",)))).headline
+    assert stated.startswith("Unreliable (failed): ss failed on more samples") and "×" not in stated

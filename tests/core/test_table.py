@@ -44,7 +44,8 @@ def test_a_value_without_an_interval_is_marked_and_the_mark_explained(make_run: 
     assert "? no confidence interval (fewer than 4 questions)" in text
     lines = short(read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=2)))
     assert "? no confidence interval" in lines[1] and "? " in next(line for line in lines if line.startswith("  ss "))
-    assert not short(read_run(make_run(labels=("ar", "ss"), questions=5)))[1].strip(), "no mark, no legend"
+    legend = short(read_run(make_run(labels=("ar", "ss"), questions=5)))[1].strip()
+    assert legend.startswith("decode: ") and "τ: tokens per step" in legend and "accept: " in legend, "no mark"
 
 
 def test_n_states_how_many_questions_and_repeats_there_are(make_run: MakeRun) -> None:

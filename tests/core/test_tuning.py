@@ -5,13 +5,18 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 
 import pytest
 
+from specbench_ss import registry
+from specbench_ss.conformance import tiny_target
+from specbench_ss.engine.generate import StopParams
 from specbench_ss.options import MethodSpec
 from specbench_ss.stats import FEWEST
 from specbench_ss.tuning.search import CUTS, FIRST_CHECK, Cost, Measurements
-from specbench_ss.tuning.session import TuneResult, halves, sentence, tune
+from specbench_ss.tuning.session import DecoderBench, TuneResult, halves, sentence, tune
+from tests.core.planted_lies import AcceptsAnything, Honest
 
 TimeEstimate = Callable[[dict[str, str], int], float]  # options, prompt -> seconds per token
 GRID = {"size": ["4", "8", "16", "32"], "depth": ["1", "2", "3"]}
@@ -220,3 +225,13 @@ def test_a_comparison_is_of_common_blocks_and_adds_up_blocks_of_one_prompt() -> 
     assert (found.interval, found.verdict) == (None, "insufficient data")
     assert book.compare("a", "a").verdict == "baseline"
     assert book.compare("a", "c").speedup is None
+
+
+def test_a_configuration_with_wrong_output_is_no_candidate() -> None:
+    target = tiny_target("llama", words=61)
+    good, bad = Honest(target), AcceptsAnything(target)
+    for decoder, error in ((good, ""), (bad, "mismatch with ar's output")):
+        spec, reference = MethodSpec(decoder.name), registry.load_method(MethodSpec("ar"), target)
+        bench = DecoderBench(spec, decoder, reference, [[3, 4, 5, 6]], StopParams(8))
+        with pytest.raises(ValueError, match=error) if error else nullcontext():
+            bench.measure(spec, 0)

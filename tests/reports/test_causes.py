@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from specbench_ss.reports import charts
 from specbench_ss.reports.html.health import order_note
 from specbench_ss.reports.html.report import page
 from specbench_ss.results.analysis import analyse
@@ -101,3 +102,8 @@ def test_numbers_of_2026_are_shown_for_their_methods_alone(make_run: MakeRun) ->
     assert (mark.text, mark.small) == ("differs: model, questions, draft", ["not stated: counting"])
     assert "0 of 4 are comparable" in table.notes[0]
     assert table.csv().splitlines()[1].startswith("medusa,MEDUSA + KL,6,,1,mean of 3,Llama-3.1-8B-Instruct,0.0,τ,")
+
+
+def test_the_parts_of_a_single_waterfall_have_names(make_run: MakeRun) -> None:
+    one = waterfalls(pairs(read_run(make_run(labels=("ar", "ss")))))["ss"]
+    assert charts.waterfall([one]).layout.yaxis.ticktext == ("ar", *one.parts, "total")
