@@ -107,7 +107,7 @@ def read_messages(
 
     Arguments and errors are those of `read_conversation`.
     """
-    row = _with_form_names(place, unwrapped(row), columns or {})
+    row = _with_form_names(place, row, columns or {})
     name = form_of(place, row)
     messages = _messages(place, name, row)
     if not prompts_only and (name == "turns" or name not in LISTS) and messages[-1]["role"] != "assistant":
@@ -124,9 +124,8 @@ def read_asked(place: str, row: Mapping[str, Any]) -> tuple[list[Message], list[
     """Return earlier messages, the user messages to be answered in turn, and acceptable answers to the last one.
 
     Only the last user message is to be answered, or each one of several in a row. Answers before the first user message
-    are dropped, as FastChat does, and tool messages after the last one. Raise UserError as `read_conversation` does.
+    are dropped, as FastChat does, and tool calls and results after the last one.
     """
-    row = unwrapped(row)
     name, messages = form_of(place, row), read_messages(place, row, prompts_only=True)
     roles = [message["role"] for message in messages]
     if "user" not in roles:
@@ -135,7 +134,7 @@ def read_asked(place: str, row: Mapping[str, Any]) -> tuple[list[Message], list[
     answers = [answer for key in FORMS[name].answers for answer in _acceptable(row.get(key))]
     if roles[end:] == ["assistant"] and messages[end]["content"]:
         answers = _acceptable(messages[end]["content"])
-    elif roles[end:] and "tool" not in roles[end:]:
+    elif roles[end:] and "tool" not in roles[end:] and not messages[end].get("tool_calls"):
         ending = ", ".join(roles[-2:])
         raise UserError(f"{place}: {name!r} ends with {ending}; it must end with user, or with user, assistant")
     messages = [m for i, m in enumerate(messages[:end]) if i > begin or m["role"] != "assistant"]
@@ -146,11 +145,6 @@ def read_asked(place: str, row: Mapping[str, Any]) -> tuple[list[Message], list[
     if ("user", "user") in zip(roles, roles[1:], strict=False):
         raise UserError(f"{place}: {name!r} has two user messages in a row before an answer; split the row")
     return messages[:first], turns, answers
-
-
-def unwrapped(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a row with the columns of its request, if it is a line of OpenAI's batch format."""
-    return {**row, **row["body"]} if isinstance(row.get("body"), Mapping) else row
 
 
 def form_of(place: str, row: Mapping[str, Any]) -> str:
@@ -247,7 +241,9 @@ def _message(place: str, entry: Any, speaker: str) -> Message:
             raise UserError(f"{place}: 'content' has a part of type {kind}; only parts with a 'text' are read")
         content = "".join(part["text"] for part in content)
     tools = {key: entry[key] for key in TOOL_KEYS if entry.get(key)}
-    if not isinstance(tools.get("tool_calls", []), list) or not encodable(json.dumps(tools, ensure_ascii=False)):
+    if tools and not (
+        isinstance(tools.get("tool_calls", []), list) and encodable(json.dumps(tools, ensure_ascii=False))
+    ):
         raise UserError(f"{place}: 'tool_calls' must be a list of texts that can be encoded")
     if content is not None or not tools.get("tool_calls"):
         content = text_in(place, {"content": content}, "content")

@@ -63,6 +63,7 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], str]] = {  # name: (row, turns 
     "OpenAI batch": ({"custom_id": "r", "url": "/v1/x", "body": {"model": "m", "messages": TWO[:1]}}, ["Hi?"], ""),
     "agent": ({"messages": AGENT}, ["Basel?"], ""),
     "agent, answered": ({"messages": [*AGENT[:4], text("assistant", "Cold.")]}, ["Bern?"], ""),
+    "function calls": ({"messages": AGENT[:3]}, ["Bern?"], ""),
     "parts": ({"messages": [text("user", [{"type": "text", "text": "Hi"}, {"text": "?"}])]}, ["Hi?"], ""),
     "OpenOrca": ({"id": "t0", "system_prompt": "Be.", "question": "Hi?", "response": "Yes."}, ["Hi?"], "Yes."),
     "Dolly": ({"instruction": "Hi?", "context": "a", "response": "Yes."}, ["Hi?\n\na"], "Yes."),
@@ -117,7 +118,7 @@ def test_csv_with_named_columns(tmp_path: Path) -> None:
     for suffix, delimiter in ((".csv", ","), (".tsv", "\t")):
         with (tmp_path / f"p{suffix}").open("w", newline="") as file:
             csv.writer(file, delimiter=delimiter).writerows(
-                [["prompt", "response", "category"], ["Hi,\nyou?", "Yes.", "a"], [], ["More?", "", ""]]
+                [["prompt", "response", "category", "id"], ["Hi,\nyou?", "Yes.", "a", ""], [], ["More?", "", "", ""]]
             )
         questions = load(tmp_path / f"p{suffix}").questions
         assert [(q.turns, q.references, q.category) for q in questions] == [
@@ -182,6 +183,15 @@ def test_a_bad_row_is_left_out_counted_and_named(bad: dict[str, Any], problem: s
     assert problem in note and note.isprintable()
     with pytest.raises(UserError, match="3 of 22 rows cannot be used, more than 10%"):
         load(lines(path, *good, *[bad] * 3))
+
+
+def test_bad_rows_of_the_applications_are_named(tmp_path: Path) -> None:
+    rows = [{"dialogue": f"Hi {i}.", "summary": "Short."} for i in range(19)]
+    data = load(lines(tmp_path / "d.jsonl", *rows, {"dialogue": 3, "summary": "a"}), "apps")
+    assert len(data.questions) == 19 and "d.jsonl:20: 'dialogue' must be a text" in data.notes[-1]
+    (tmp_path / "e.csv").write_text("MR,ref\na,b\n,c\na,d\n")
+    data = load(tmp_path / "e.csv", "apps")
+    assert data.questions[0].references == (("b", "d"),) and "e.csv:3: 'mr' is empty" in data.notes[-1]
 
 
 def test_masked_text_is_left_out(tmp_path: Path) -> None:
