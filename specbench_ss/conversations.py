@@ -97,17 +97,15 @@ def read_conversation(
 
     columns: {the format's column name: the row's}. prompts_only: answers are ignored and may be missing.
     """
-    return _alternating(place, read_messages(place, row, columns, prompts_only), prompts_only)
+    for column in (columns or {}).values():
+        if column not in row:
+            raise UserError(f"{place}: no column {column!r}; there are {_listed(row)}")
+    row = {**row, **{name: row[column] for name, column in (columns or {}).items()}}
+    return _alternating(place, read_messages(place, row, prompts_only), prompts_only)
 
 
-def read_messages(
-    place: str, row: Mapping[str, Any], columns: Mapping[str, str] | None = None, prompts_only: bool = False
-) -> list[Message]:
-    """Return every message in a row of any known format, in the given order.
-
-    Arguments and errors are those of `read_conversation`.
-    """
-    row = _with_form_names(place, row, columns or {})
+def read_messages(place: str, row: Mapping[str, Any], prompts_only: bool = False) -> list[Message]:
+    """Return every message in a row of any known format, in the given order. Raise UserError for any other row."""
     name = form_of(place, row)
     messages = _messages(place, name, row)
     if not prompts_only and (name == "turns" or name not in LISTS) and messages[-1]["role"] != "assistant":
@@ -178,13 +176,6 @@ def unread_keys(entries: object) -> list[str]:
     return [key for entry in rows for key in set(entry) - MESSAGE_KEYS if entry[key]]
 
 
-def _with_form_names(place: str, row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
-    for column in columns.values():
-        if column not in row:
-            raise UserError(f"{place}: no column {column!r}; there are {_listed(row)}")
-    return {**row, **{name: row[column] for name, column in columns.items()}}
-
-
 def _listed(row: Mapping[str, Any]) -> str:
     """Return the names of the first columns, each shortened."""
     names = [str(name)[:40] for name in row]
@@ -233,7 +224,7 @@ def _message(place: str, entry: Any, speaker: str) -> Message:
     role = entry.get("role") or entry.get("from") or speaker or None
     if not isinstance(role, str) or role not in ROLES:
         raise UserError(f"{place} has role {shortened(role)}; known roles: {', '.join(ROLES)}")
-    content = entry.get("content", entry.get("value"))
+    content = entry.get("value") if entry.get("content") is None else entry["content"]
     if isinstance(content, list):
         other = next((p for p in content if not isinstance(p, Mapping) or not isinstance(p.get("text"), str)), None)
         if other is not None:
@@ -241,10 +232,9 @@ def _message(place: str, entry: Any, speaker: str) -> Message:
             raise UserError(f"{place}: 'content' has a part of type {kind}; only parts with a 'text' are read")
         content = "".join(part["text"] for part in content)
     tools = {key: entry[key] for key in TOOL_KEYS if entry.get(key)}
-    if tools and not (
-        isinstance(tools.get("tool_calls", []), list) and encodable(json.dumps(tools, ensure_ascii=False))
-    ):
-        raise UserError(f"{place}: 'tool_calls' must be a list of texts that can be encoded")
+    kinds = all(isinstance(value, list if key == "tool_calls" else str) for key, value in tools.items())
+    if tools and not (kinds and encodable(json.dumps(tools, ensure_ascii=False, default=str))):
+        raise UserError(f"{place}: 'tool_calls' must be a list, 'tool_call_id' and 'name' texts that can be encoded")
     if content is not None or not tools.get("tool_calls"):
         content = text_in(place, {"content": content}, "content")
     return {"role": ROLES[role], "content": content, **tools}
@@ -258,8 +248,7 @@ def text_in(place: str, row: Mapping[str, Any], key: str) -> str:
         raise UserError(f"{place}: {key!r} must be a text, not {_kind(row[key])}")
     if not encodable(row[key]):
         raise UserError(f"{place}: {key!r} has half of a surrogate pair, which is not a character")
-    text: str = row[key]
-    return text
+    return str(row[key])
 
 
 def _kind(value: Any) -> str:

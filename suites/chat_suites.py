@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from specbench_ss.conversations import FORMS, SYSTEM, form_of, text_in, unread_keys
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, printable
 from specbench_ss.prompt_files import SUFFIXES as ROW_SUFFIXES
 from specbench_ss.prompt_files import Row, read_rows
 from specbench_ss.suite import MT_BENCH, Question, Suite, SuiteData, SuiteRequest
@@ -260,6 +260,6 @@ class Prompts(FileSuite):
 
 
 def _listed(names: Iterable[str]) -> str:
-    names = sorted(names)
+    names = sorted(map(printable, names))
     more = [f"{len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
     return ", ".join([*names[:MOST_NAMED], *more])

@@ -167,6 +167,7 @@ def test_public_files_are_read_whole(name: str) -> None:
         ({"messages": [text("king", "a")]}, "has role 'king'"),
         ({"messages": [text("user", "a"), text("user", "b"), *TWO[1:3]]}, "two user messages in a row"),
         ({"messages": [text("user", [{"type": "image_url"}])]}, "part of type 'image_url'"),
+        ({"messages": [text("user", "a") | {"name": 3}]}, "'name' texts that can be encoded"),
         ({"prompt": "\ud800"}, "half of a surrogate pair"),
         ({"id": "0", "prompt": "again"}, "the id '0' occurs twice"),
         ({"prompt": "a", "category": "\x1b[31m"}, "'category' must be a text"),
@@ -311,7 +312,10 @@ def test_a_row_may_not_be_endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_is_shown_is_printable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines(tmp_path / "p.jsonl", {"prompt": "a\x1b[2Jb\x07\u202e\n\tc" + " d" * 4000, "\x1b]0;x": 1})
+    lines(tmp_path / "p.jsonl", {"prompt": "a\x1b[2Jb\x07\u202e\n\tc" + " d" * 4000, "\x1b]0;x": 1, "id": 5})
+    lines(tmp_path / "h.jsonl", {"prompt": "def f():", "task_id": "\x1b[31m"})
+    assert main(["suites", "show", f"humaneval:{tmp_path / 'h.jsonl'}"]) == 0
+    assert "\x1b" not in capsys.readouterr().out
     assert main(["suites", "show", f"jsonl:{tmp_path / 'p.jsonl'}"]) == 0
     shown = capsys.readouterr().out
     assert all(line.isprintable() for line in shown.split("\n")) and "a\\x1b[2Jb\\x07\\u202e" in shown
