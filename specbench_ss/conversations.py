@@ -97,17 +97,15 @@ def read_conversation(
 
     columns: {the format's column name: the row's}. prompts_only: answers are ignored and may be missing.
     """
-    return _alternating(place, read_messages(place, row, columns, prompts_only), prompts_only)
+    for column in (columns or {}).values():
+        if column not in row:
+            raise UserError(f"{place}: no column {column!r}; there are {_listed(row)}")
+    row = {**row, **{name: row[column] for name, column in (columns or {}).items()}}
+    return _alternating(place, read_messages(place, row, prompts_only), prompts_only)
 
 
-def read_messages(
-    place: str, row: Mapping[str, Any], columns: Mapping[str, str] | None = None, prompts_only: bool = False
-) -> list[Message]:
-    """Return every message in a row of any known format, in the given order.
-
-    Arguments and errors are those of `read_conversation`.
-    """
-    row = _with_form_names(place, unwrapped(row), columns or {})
+def read_messages(place: str, row: Mapping[str, Any], prompts_only: bool = False) -> list[Message]:
+    """Return every message in a row of any known format, in the given order. Raise UserError for any other row."""
     name = form_of(place, row)
     messages = _messages(place, name, row)
     if not prompts_only and (name == "turns" or name not in LISTS) and messages[-1]["role"] != "assistant":
@@ -124,9 +122,8 @@ def read_asked(place: str, row: Mapping[str, Any]) -> tuple[list[Message], list[
     """Return earlier messages, the user messages to be answered in turn, and acceptable answers to the last one.
 
     Only the last user message is to be answered, or each one of several in a row. Answers before the first user message
-    are dropped, as FastChat does, and tool messages after the last one. Raise UserError as `read_conversation` does.
+    are dropped, as FastChat does, and tool calls and results after the last one.
     """
-    row = unwrapped(row)
     name, messages = form_of(place, row), read_messages(place, row, prompts_only=True)
     roles = [message["role"] for message in messages]
     if "user" not in roles:
@@ -135,7 +132,7 @@ def read_asked(place: str, row: Mapping[str, Any]) -> tuple[list[Message], list[
     answers = [answer for key in FORMS[name].answers for answer in _acceptable(row.get(key))]
     if roles[end:] == ["assistant"] and messages[end]["content"]:
         answers = _acceptable(messages[end]["content"])
-    elif roles[end:] and "tool" not in roles[end:]:
+    elif roles[end:] and "tool" not in roles[end:] and not messages[end].get("tool_calls"):
         ending = ", ".join(roles[-2:])
         raise UserError(f"{place}: {name!r} ends with {ending}; it must end with user, or with user, assistant")
     messages = [m for i, m in enumerate(messages[:end]) if i > begin or m["role"] != "assistant"]
@@ -146,11 +143,6 @@ def read_asked(place: str, row: Mapping[str, Any]) -> tuple[list[Message], list[
     if ("user", "user") in zip(roles, roles[1:], strict=False):
         raise UserError(f"{place}: {name!r} has two user messages in a row before an answer; split the row")
     return messages[:first], turns, answers
-
-
-def unwrapped(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a row with the columns of its request, if it is a line of OpenAI's batch format."""
-    return {**row, **row["body"]} if isinstance(row.get("body"), Mapping) else row
 
 
 def form_of(place: str, row: Mapping[str, Any]) -> str:
@@ -182,13 +174,6 @@ def unread_keys(entries: object) -> list[str]:
     """Return the non-empty keys of messages that are not read."""
     rows = [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
     return [key for entry in rows for key in set(entry) - MESSAGE_KEYS if entry[key]]
-
-
-def _with_form_names(place: str, row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
-    for column in columns.values():
-        if column not in row:
-            raise UserError(f"{place}: no column {column!r}; there are {_listed(row)}")
-    return {**row, **{name: row[column] for name, column in columns.items()}}
 
 
 def _listed(row: Mapping[str, Any]) -> str:
@@ -239,7 +224,7 @@ def _message(place: str, entry: Any, speaker: str) -> Message:
     role = entry.get("role") or entry.get("from") or speaker or None
     if not isinstance(role, str) or role not in ROLES:
         raise UserError(f"{place} has role {shortened(role)}; known roles: {', '.join(ROLES)}")
-    content = entry.get("content", entry.get("value"))
+    content = entry.get("value") if entry.get("content") is None else entry["content"]
     if isinstance(content, list):
         other = next((p for p in content if not isinstance(p, Mapping) or not isinstance(p.get("text"), str)), None)
         if other is not None:
@@ -247,8 +232,9 @@ def _message(place: str, entry: Any, speaker: str) -> Message:
             raise UserError(f"{place}: 'content' has a part of type {kind}; only parts with a 'text' are read")
         content = "".join(part["text"] for part in content)
     tools = {key: entry[key] for key in TOOL_KEYS if entry.get(key)}
-    if not isinstance(tools.get("tool_calls", []), list) or not encodable(json.dumps(tools, ensure_ascii=False)):
-        raise UserError(f"{place}: 'tool_calls' must be a list of texts that can be encoded")
+    kinds = all(isinstance(value, list if key == "tool_calls" else str) for key, value in tools.items())
+    if tools and not (kinds and encodable(json.dumps(tools, ensure_ascii=False, default=str))):
+        raise UserError(f"{place}: 'tool_calls' must be a list, 'tool_call_id' and 'name' texts that can be encoded")
     if content is not None or not tools.get("tool_calls"):
         content = text_in(place, {"content": content}, "content")
     return {"role": ROLES[role], "content": content, **tools}
@@ -262,8 +248,7 @@ def text_in(place: str, row: Mapping[str, Any], key: str) -> str:
         raise UserError(f"{place}: {key!r} must be a text, not {_kind(row[key])}")
     if not encodable(row[key]):
         raise UserError(f"{place}: {key!r} has half of a surrogate pair, which is not a character")
-    text: str = row[key]
-    return text
+    return str(row[key])
 
 
 def _kind(value: Any) -> str:

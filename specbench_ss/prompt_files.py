@@ -21,7 +21,8 @@ from specbench_ss.errors import UserError, first_line, printable
 from specbench_ss.user_files import open_text, read_bytes
 
 Row = dict[str, Any]
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 MOST_LEFT_OUT = 0.1  # of the rows; one row is always allowed
 MOST_NAMED = 3  # rows that a note names
@@ -69,10 +70,9 @@ def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
     with open_text(path) as file:
         buffer: Any = file.buffer
         if path.suffix == ".parquet" or buffer.peek(4)[:4] == b"PAR1":
-            yield from _parquet_rows(path)
-            return
-        table = {".csv", ".tsv"} & set(path.suffixes[-2:])
-        rows = _csv_rows(path, file) if table else _json_rows(path, file)
+            rows = _parquet_rows(path)
+        else:
+            rows = _csv_rows(path, file) if {".csv", ".tsv"} & set(path.suffixes[-2:]) else _json_rows(path, file)
         first = list(islice(rows, 2))
         entries = _only_list(first[0][1]) if len(first) == 1 else []
         if entries:
@@ -80,7 +80,8 @@ def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
         for place, row in chain(first, rows):
             if not isinstance(row, dict):
                 raise UserError(f"{place}: expected a JSON object; {ADVICE}")
-            yield place, row
+            body = row.get("body")  # of a line in OpenAI's batch format
+            yield place, {**row, **body} if isinstance(body, dict) else row
 
 
 def _json_rows(path: Path, file: TextIO) -> Iterator[tuple[str, Any]]:

@@ -38,6 +38,7 @@ LAB_QUESTIONS = Path(specbench_ss.__file__).parent / "lab"  # next to the weight
 LAB_SIZES = {name: 10 if name in MT_BENCH else 80 for name in (*SPECBENCH_CATEGORIES, *APP_CATEGORIES)}
 
 Reader = Callable[[str, int, Row], Question]  # location, number from 0, row
+Note = Callable[[str], None]
 
 
 IDS = ("question_id", "prompt_id", "id", "task_id", "custom_id")  # columns of a question's id
@@ -51,7 +52,7 @@ def lab_questions(split: str) -> dict[str, tuple[Question, ...]]:
     return {name: tuple(q for q in questions if q.category == name) for name in LAB_SIZES}
 
 
-def questions_of(path: Path, read: Reader, note: Callable[[str], None] = lambda _: None) -> tuple[Question, ...]:
+def questions_of(path: Path, read: Reader, note: Note = lambda _: None) -> tuple[Question, ...]:
     """Return the questions that a function reads from the rows of a file, folder or hub data set, in order.
 
     note: gets a line on rows that cannot be used. Raise UserError if these are too many, and for an empty file.
@@ -87,7 +88,7 @@ def question_of(
     metrics: the default metric of each category. task: the category of a row without one.
     """
     history, turns, answers = read_asked(place, row)
-    name = next((row[key] for key in IDS if row.get(key) is not None), number)
+    name = next((row[key] for key in IDS if row.get(key) not in (None, "")), number)
     if not isinstance(name, int | str):
         raise UserError(f"{place}: 'question_id' must be a number or a text")
     category = row.get("category") or task
@@ -96,7 +97,7 @@ def question_of(
     references = _references(place, row.get("reference"), len(turns))
     if not references and answers and len(turns) == 1:
         references = (tuple(answers),)
-    metric = _metric(place, row["metric"] if row.get("metric") is not None else metrics.get(category))
+    metric = _metric(place, row.get("metric") or metrics.get(category))
     messages = tuple(Message(**message) for message in history)
     return Question(str(name), category, tuple(turns), references, metric if any(references) else None, messages)
 
@@ -108,21 +109,16 @@ def _metric(place: str, name: object) -> str | None:
 
 
 def _references(place: str, value: object, turns: int) -> tuple[tuple[str, ...], ...]:
-    if value is None or value == []:
+    """Return the acceptable answers of each turn. An empty text means that there is none."""
+    if not value:
         return ()
-    value = [value] if isinstance(value, str) else value
-    if not isinstance(value, list) or len(value) != turns:
+    given = [value] if isinstance(value, str) else value
+    if not isinstance(given, list) or len(given) != turns:
         raise UserError(f"{place}: 'reference' must be a list with one entry for each of the {turns} turn(s)")
-    return tuple(_acceptable(place, entry) for entry in value)
-
-
-def _acceptable(place: str, entry: object) -> tuple[str, ...]:
-    """Return the acceptable answers of one turn. An empty text means that there is none."""
-    entries = entry if isinstance(entry, list) else [entry]
-    texts = [text for text in entries if isinstance(text, str)]
-    if len(texts) < len(entries):
+    entries = [entry if isinstance(entry, list) else [entry] for entry in given]
+    if not all(isinstance(text, str) for entry in entries for text in entry):
         raise UserError(f"{place}: 'reference' must contain texts or lists of texts")
-    return tuple(text for text in texts if text.strip())
+    return tuple(tuple(text for text in entry if text.strip()) for entry in entries)
 
 
 def select(questions: Sequence[Question], categories: Sequence[str], limit: int | None) -> tuple[Question, ...]:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from specbench_ss.conversations import FORMS, SYSTEM, form_of, text_in, unread_keys, unwrapped
-from specbench_ss.errors import UserError
+from specbench_ss.conversations import FORMS, SYSTEM, form_of, text_in, unread_keys
+from specbench_ss.errors import UserError, printable
 from specbench_ss.prompt_files import SUFFIXES as ROW_SUFFIXES
 from specbench_ss.prompt_files import Row, read_rows
 from specbench_ss.suite import MT_BENCH, Question, Suite, SuiteData, SuiteRequest
@@ -252,8 +252,7 @@ class Prompts(FileSuite):
 
     def question(self, place: str, number: int, row: Row) -> Question:
         """Return the question of a row."""
-        question, row = super().question(place, number, row), dict(unwrapped(row))
-        name = form_of(place, row)
+        question, name = super().question(place, number, row), form_of(place, row)
         known = {*FORMS[name].texts, *FORMS[name].answers, *OWN_COLUMNS}
         self.unread["columns"].update(key for key in row if key not in known and row[key])
         self.unread["keys of messages"].update(unread_keys(row[name]))
@@ -261,6 +260,6 @@ class Prompts(FileSuite):
 
 
 def _listed(names: Iterable[str]) -> str:
-    names = sorted(names)
+    names = sorted(map(printable, names))
     more = [f"{len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
     return ", ".join([*names[:MOST_NAMED], *more])

@@ -11,12 +11,12 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from specbench_ss.errors import UserError
-from specbench_ss.prompt_files import Row, read_rows
+from specbench_ss.prompt_files import Row, read_rows, usable
 from specbench_ss.suite import Question
-from specbench_ss.suites.base import APP_CATEGORIES, FileSuite, Published, questions_of, text_of
+from specbench_ss.suites.base import APP_CATEGORIES, FileSuite, Note, Published, questions_of, text_of
 from specbench_ss.suites.scorers import last_boxed
 
 GSM8K_COMMIT = "3101c7d5072418e28b9008a6636bde82a006892c"
@@ -102,7 +102,7 @@ class HumanEval(FileSuite):
     title = "HumanEval"
     summary = "HumanEval: 164 Python functions to be completed; speed only, since no code is executed"
     categories = ("coding",)
-    files = (Published(HUMANEVAL_URL, HUMANEVAL_SHA256),)
+    files: ClassVar[tuple[Published, ...]] = (Published(HUMANEVAL_URL, HUMANEVAL_SHA256),)
     max_new_tokens = 512
 
     def question(self, place: str, number: int, row: Row) -> Question:
@@ -138,26 +138,26 @@ class MBPP(HumanEval):
         return Question(f"mbpp-{row.get('task_id', number)}", "coding", (prompt,), ((text_of(place, row, "code"),),))
 
 
-def read_spider(path: Path) -> tuple[Question, ...]:
+def read_spider(path: Path, note: Note) -> tuple[Question, ...]:
     """Read Spider's questions on databases; their schemas are in the `tables.json` next to the file."""
     tables = path.with_name("tables.json")
     schemas = {text_of(place, entry, "db_id"): _schema(entry) for place, entry in read_rows(tables)}
-    questions = []
-    for index, (place, row) in enumerate(read_rows(path)):
-        database, question, query = (text_of(place, row, key) for key in ("db_id", "question", "query"))
+
+    def question(place: str, number: int, row: Row) -> Question:
+        database, asked, query = (text_of(place, row, key) for key in ("db_id", "question", "query"))
         if database not in schemas:
-            raise UserError(f"{tables} has no database {database!r}, which {path.name} asks about")
-        prompt = f"{schemas[database]}\nWrite one SQL query: {question}"
-        questions.append(Question(f"spider-{index:04d}", "sql", (prompt,), ((query,),), "exact_sql"))
-    return tuple(questions)
+            raise UserError(f"{place}: {tables} has no database {database!r}")
+        prompt = f"{schemas[database]}\nWrite one SQL query: {asked}"
+        return Question(f"spider-{number:04d}", "sql", (prompt,), ((query,),), "exact_sql")
+
+    return questions_of(path, question, note)
 
 
-def read_e2e(path: Path) -> tuple[Question, ...]:
+def read_e2e(path: Path, note: Note) -> tuple[Question, ...]:
     """Read E2E NLG's restaurant attributes. Rows with equal attributes become one question with several references."""
     texts: dict[str, list[str]] = {}
-    for place, row in read_rows(path):
-        columns = {name.lower(): value for name, value in row.items()}  # some files have MR and ref
-        texts.setdefault(text_of(place, columns, "mr"), []).append(text_of(place, columns, "ref"))
+    for data, text in usable(read_rows(path), _attributes, note):
+        texts.setdefault(data, []).append(text)
     ask = "Write a short description from these attributes"
     return tuple(
         Question(f"e2e-{i:04d}", "meaning_representation", (f"{ask}: {data}",), (tuple(of),), "rouge_l")
@@ -165,9 +165,14 @@ def read_e2e(path: Path) -> tuple[Question, ...]:
     )
 
 
-def read_dialogsum(path: Path) -> tuple[Question, ...]:
+def _attributes(place: str, row: Row) -> tuple[str, str]:
+    columns = {name.lower(): value for name, value in row.items()}  # some files have MR and ref
+    return text_of(place, columns, "mr"), text_of(place, columns, "ref")
+
+
+def read_dialogsum(path: Path, note: Note) -> tuple[Question, ...]:
     """Read DialogSum's dialogues, each with one `summary` or with `summary1`, `summary2` and so on."""
-    return questions_of(path, _dialogue)
+    return questions_of(path, _dialogue, note)
 
 
 def _dialogue(place: str, number: int, row: Row) -> Question:
@@ -192,7 +197,7 @@ def _schema(entry: dict[str, Any]) -> str:
         raise UserError(f"tables.json: cannot read the schema of database {entry['db_id']!r}") from None
 
 
-READERS: dict[str, tuple[Callable[[Path], tuple[Question, ...]], tuple[str, ...]]] = {
+READERS: dict[str, tuple[Callable[[Path, Note], tuple[Question, ...]], tuple[str, ...]]] = {
     # with file names: in a folder, the first file of the first pattern with a match
     "sql": (read_spider, ("dev.json", "test.json", "train_spider.json")),
     "meaning_representation": (read_e2e, ("devset.csv", "testset*.csv", "trainset.csv")),
@@ -216,7 +221,9 @@ class Apps(FileSuite):
 
     def read(self, data: Path) -> tuple[Question, ...]:
         """Return the questions of a file, or of all files of a folder."""
-        questions = tuple(question for name, path in _find(data).items() for question in _mixed(READERS[name][0](path)))
+        self.left_out = []
+        read = [READERS[name][0](path, self.left_out.append) for name, path in _find(data).items()]
+        questions = tuple(question for of_one in read for question in _mixed(of_one))
         if not questions:
             raise UserError(f"{data} has no questions; download the data set again")
         return questions

@@ -33,7 +33,7 @@ def print_data(data: SuiteData, sample: int, whole: bool) -> None:
         print(f"note: {printable(note)}")
     for category, count in Counter(question.category for question in data.questions).items():
         in_category = [question for question in data.questions if question.category == category]
-        print(f"\ntask {category}: {pluralize(count, 'question')}, {_metrics(in_category)}")
+        print(f"\ntask {printable(category)}: {pluralize(count, 'question')}, {_metrics(in_category)}")
         if 0 < sample < len(in_category):
             print(f"the first {sample} of them (--sample N prints more):")
         for question in in_category[:sample]:
@@ -50,11 +50,11 @@ def _metrics(questions: list[Question]) -> str:
 
 def _print_question(question: Question, whole: bool) -> None:
     for message in question.history:
-        print(f"  question {question.id}, {message.role}:")
+        print(f"  question {printable(question.id)}, {message.role}:")
         print(_shown(message.text, whole))
     for number, turn in enumerate(question.turns):
         which = f", turn {number + 1}" if len(question.turns) > 1 else ""
-        print(f"  question {question.id}, user{which}, which the model answers:")
+        print(f"  question {printable(question.id)}, user{which}, which the model answers:")
         print(_shown(turn, whole))
         for reference in question.references[number] if question.references else ():
             print(f"  reference:\n{_shown(reference, whole)}")

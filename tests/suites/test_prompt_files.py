@@ -63,6 +63,7 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], str]] = {  # name: (row, turns 
     "OpenAI batch": ({"custom_id": "r", "url": "/v1/x", "body": {"model": "m", "messages": TWO[:1]}}, ["Hi?"], ""),
     "agent": ({"messages": AGENT}, ["Basel?"], ""),
     "agent, answered": ({"messages": [*AGENT[:4], text("assistant", "Cold.")]}, ["Bern?"], ""),
+    "function calls": ({"messages": AGENT[:3]}, ["Bern?"], ""),
     "parts": ({"messages": [text("user", [{"type": "text", "text": "Hi"}, {"text": "?"}])]}, ["Hi?"], ""),
     "OpenOrca": ({"id": "t0", "system_prompt": "Be.", "question": "Hi?", "response": "Yes."}, ["Hi?"], "Yes."),
     "Dolly": ({"instruction": "Hi?", "context": "a", "response": "Yes."}, ["Hi?\n\na"], "Yes."),
@@ -117,7 +118,7 @@ def test_csv_with_named_columns(tmp_path: Path) -> None:
     for suffix, delimiter in ((".csv", ","), (".tsv", "\t")):
         with (tmp_path / f"p{suffix}").open("w", newline="") as file:
             csv.writer(file, delimiter=delimiter).writerows(
-                [["prompt", "response", "category"], ["Hi,\nyou?", "Yes.", "a"], [], ["More?", "", ""]]
+                [["prompt", "response", "category", "id"], ["Hi,\nyou?", "Yes.", "a", ""], [], ["More?", "", "", ""]]
             )
         questions = load(tmp_path / f"p{suffix}").questions
         assert [(q.turns, q.references, q.category) for q in questions] == [
@@ -166,6 +167,7 @@ def test_public_files_are_read_whole(name: str) -> None:
         ({"messages": [text("king", "a")]}, "has role 'king'"),
         ({"messages": [text("user", "a"), text("user", "b"), *TWO[1:3]]}, "two user messages in a row"),
         ({"messages": [text("user", [{"type": "image_url"}])]}, "part of type 'image_url'"),
+        ({"messages": [text("user", "a") | {"name": 3}]}, "'name' texts that can be encoded"),
         ({"prompt": "\ud800"}, "half of a surrogate pair"),
         ({"id": "0", "prompt": "again"}, "the id '0' occurs twice"),
         ({"prompt": "a", "category": "\x1b[31m"}, "'category' must be a text"),
@@ -182,6 +184,15 @@ def test_a_bad_row_is_left_out_counted_and_named(bad: dict[str, Any], problem: s
     assert problem in note and note.isprintable()
     with pytest.raises(UserError, match="3 of 22 rows cannot be used, more than 10%"):
         load(lines(path, *good, *[bad] * 3))
+
+
+def test_bad_rows_of_the_applications_are_named(tmp_path: Path) -> None:
+    rows = [{"dialogue": f"Hi {i}.", "summary": "Short."} for i in range(19)]
+    data = load(lines(tmp_path / "d.jsonl", *rows, {"dialogue": 3, "summary": "a"}), "apps")
+    assert len(data.questions) == 19 and "d.jsonl:20: 'dialogue' must be a text" in data.notes[-1]
+    (tmp_path / "e.csv").write_text("MR,ref\na,b\n,c\na,d\n")
+    data = load(tmp_path / "e.csv", "apps")
+    assert data.questions[0].references == (("b", "d"),) and "e.csv:3: 'mr' is empty" in data.notes[-1]
 
 
 def test_masked_text_is_left_out(tmp_path: Path) -> None:
@@ -301,7 +312,10 @@ def test_a_row_may_not_be_endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_is_shown_is_printable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines(tmp_path / "p.jsonl", {"prompt": "a\x1b[2Jb\x07\u202e\n\tc" + " d" * 4000, "\x1b]0;x": 1})
+    lines(tmp_path / "p.jsonl", {"prompt": "a\x1b[2Jb\x07\u202e\n\tc" + " d" * 4000, "\x1b]0;x": 1, "id": 5})
+    lines(tmp_path / "h.jsonl", {"prompt": "def f():", "task_id": "\x1b[31m"})
+    assert main(["suites", "show", f"humaneval:{tmp_path / 'h.jsonl'}"]) == 0
+    assert "\x1b" not in capsys.readouterr().out
     assert main(["suites", "show", f"jsonl:{tmp_path / 'p.jsonl'}"]) == 0
     shown = capsys.readouterr().out
     assert all(line.isprintable() for line in shown.split("\n")) and "a\\x1b[2Jb\\x07\\u202e" in shown
