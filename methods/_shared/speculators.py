@@ -204,7 +204,9 @@ def rope_of(fields: Mapping[str, Any], layers: int | None = None) -> Any:
         return rope
     if "rope_type" in rope:  # the stated one, to which transformers adds the defaults of the model type
         return {name: value for name, value in rope.items() if name not in by_kind}
-    of_layers = dict.fromkeys(kinds) if len(kinds) == (layers or fields.get("num_hidden_layers")) else ["full_attention"]
+    of_layers = (
+        dict.fromkeys(kinds) if len(kinds) == (layers or fields.get("num_hidden_layers")) else ["full_attention"]
+    )
     first, *others = [by_kind.get(kind) for kind in of_layers]
     if first is None or any(other != first for other in others):
         raise UserError(f"rope_parameters in config.json are not the same for layers of {', '.join(of_layers)}")

@@ -41,10 +41,8 @@ def differences(source: Path, copies: Copies, base: ModelInfo) -> Iterator[str]:
         part = next(part for pattern, part in copies.items() if re.fullmatch(pattern, name))
         own = None if copy.is_meta else weight_of(base, part)
         if own is not None and own.shape == copy.shape and (difference := relative(copy, own)) > ALIKE:
-            yield (
-                f"{name} differs from the {part} of {base.name!r} by {difference:.2f} of its norm (0: a copy, 1 or more: "
-                "unrelated)"
-            )
+            scale = f"{difference:.2f} of its norm (0: a copy, 1 or more: unrelated)"
+            yield f"{name} differs from the {part} of {base.name!r} by {scale}"
 
 
 def relative(copy: Tensor, own: Tensor) -> float:
