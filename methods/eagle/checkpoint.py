@@ -55,13 +55,13 @@ def read_drafter(
     """
     about = drafter_config(path, method)
 
-    def build(tensors: Tensors) -> Drafter:
+    def build(config: dict[str, Any], base: ModelInfo, tensors: Tensors) -> Drafter:
         return _network(tensors, about, base, levels)
 
-    def problems(drafter: Drafter) -> list[str]:
+    def problems(config: dict[str, Any], drafter: Drafter) -> list[str]:
         return _problems_in_vllm(about, drafter.shape, levels)
 
-    return speculators.read_network(method, path, base, read, build, problems, published_name)
+    return speculators.read_network(method, build, problems, path, base, read, published_name)[0]
 
 
 def _problems_in_vllm(about: dict[str, Any], shape: Shape, levels: int) -> list[str]:

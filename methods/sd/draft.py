@@ -153,7 +153,7 @@ def mismatch(base: ModelInfo, draft: ModelInfo) -> str:
     token_of = {i: token for token, i in base_vocab.items()}
     differing = [(i, token) for token, i in draft_vocab.items() if token_of.get(i, token) != token]
     if differing:
-        unused = set.intersection(*(special_ids(o.tokenizer) for o in (base, draft))) - ids_of_chats(base)
+        unused = special_ids(base.tokenizer) & special_ids(draft.tokenizer) - ids_of_chats(base)
         differing = [(i, token) for i, token in differing if i not in unused]
     if not differing:
         return ""
