@@ -54,14 +54,12 @@ def read_drafter(
     levels: target layers that are read, 0 = EAGLE-1.
     """
     about = drafter_config(path, method)
-
-    def build(config: dict[str, Any], base: ModelInfo, tensors: Tensors) -> Drafter:
-        return _network(tensors, about, base, levels)
-
-    def problems(config: dict[str, Any], drafter: Drafter) -> list[str]:
-        return _problems_in_vllm(about, drafter.shape, levels)
-
-    return speculators.read_network(method, build, problems, path, base, read, published_name)[0]
+    return speculators.read_network(
+        method,
+        lambda _, base, tensors: _network(tensors, about, base, levels),
+        lambda _, drafter: _problems_in_vllm(about, drafter.shape, levels),
+        path, base, read, published_name,
+    )[0]  # fmt: skip
 
 
 def _problems_in_vllm(about: dict[str, Any], shape: Shape, levels: int) -> list[str]:

@@ -47,7 +47,7 @@ def in_parts(path: Path, tensors: dict[str, Tensor], config: dict[str, Any], end
     for number, part in enumerate((names[::2], names[1::2]), 1):
         file = f"{stem}-0000{number}-of-00002.{ending}"
         of |= dict.fromkeys(part, file)
-        values = {name: tensors[name].contiguous() for name in part}
+        values = {name: tensors[name].clone().contiguous() for name in part}
         save_file(values, path / file) if ending == "safetensors" else torch.save(values, path / file)
     (path / f"{stem}.{ending}.index.json").write_text(json.dumps({"weight_map": of}))
 
