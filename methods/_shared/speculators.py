@@ -138,7 +138,8 @@ def layer_config(
         raise UserError(f"config.json has layers of the unknown type {kind!r}")
     stated = {k: v for k, v in fields.items() if k not in ("architectures", "auto_map", "model_type")}
     with describing(f"layers as {family} has them"):
-        stated |= {name: rope_of(stated) for name in ("rope_parameters",) if name in stated}
+        if "rope_parameters" in stated:
+            stated["rope_parameters"] = rope_of(stated)
         check_stated(stated)  # before transformers allocates lists of such lengths
         layers = len({name.split(".")[1] for name in drafted or () if name.startswith("layers.")})
         count = stated.get("num_hidden_layers") or 0
@@ -205,9 +206,8 @@ def rope_of(fields: Mapping[str, Any], layers: int | None = None) -> Any:
         return rope
     if "rope_type" in rope:  # the stated one, to which transformers adds the defaults of the model type
         return {name: value for name, value in rope.items() if name not in by_kind}
-    of_layers = (
-        dict.fromkeys(kinds) if len(kinds) == (layers or fields.get("num_hidden_layers")) else ["full_attention"]
-    )
+    listed = len(kinds) == (layers or fields.get("num_hidden_layers"))
+    of_layers = dict.fromkeys(kinds if listed else ("full_attention",))
     first, *others = [by_kind.get(kind) for kind in of_layers]
     if first is None or any(other != first for other in others):
         raise UserError(f"rope_parameters in config.json are not the same for layers of {', '.join(of_layers)}")

@@ -47,8 +47,10 @@ def differences(source: Path, copies: Copies, base: ModelInfo) -> Iterator[str]:
 
 def relative(copy: Tensor, own: Tensor) -> float:
     """Return the norm of the difference of two matrices over the norm of the second."""
-    pairs = [(a.float(), b.detach().to("cpu").float()) for a, b in zip(copy.split(ROWS), own.split(ROWS), strict=True)]
-    off, norm = sum(float((a - b).square().sum()) for a, b in pairs), sum(float(b.square().sum()) for _, b in pairs)
+    off = norm = 0.0
+    for a, b in zip(copy.split(ROWS), own.detach().split(ROWS), strict=True):
+        rows = b.to("cpu").float()
+        off, norm = off + float((a.float() - rows).square().sum()), norm + float(rows.square().sum())
     return float((off / norm) ** 0.5) if norm else float("inf")
 
 

@@ -81,7 +81,7 @@ def drafter_config(path: Path, method: str = "eagle3") -> dict[str, Any]:
         if not speculators.check_type(about, method.removesuffix("2")):
             nested = about.get(speculators.LAYER)
             about = {**nested, **about} if isinstance(nested, dict) else about
-            return about | {name: speculators.rope_of(about, 1) for name in ("rope_parameters",) if name in about}
+            return about | {"rope_parameters": speculators.rope_of(about, 1)}
         layer = speculators.layer_config(about, "Llama", KINDS)
         rope = layer.rope_parameters or {}
         if rope.get("partial_rotary_factor") not in (None, 1):
