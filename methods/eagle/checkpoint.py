@@ -185,7 +185,7 @@ def _check_hidden(hidden: int, fc_width: int, base: ModelInfo, levels: int, own_
 # -- target layers that are read -----------------------------------------------------------------------------------
 
 QUESTION = "Explain in a few sentences why the sky is blue, and name two other things with the same cause."
-ANSWERS, TOKENS = range(3, 9), 96  # sampled answers after which readings are compared; tokens of each
+FEWEST, MOST, TOKENS = 3, 8, 96  # sampled answers on which readings are compared; tokens of each
 CERTAIN = 3.3  # standard errors, a two-sided p-value of 0.001
 Readings = tuple[tuple[int, ...], ...]  # one, or two: the stated ids as inputs of layers and as outputs
 
@@ -204,7 +204,7 @@ def layers_of(config: dict[str, Any], base: ModelInfo) -> tuple[Readings, str]:
     of_sglang = nested.get(LAYER_IDS) if isinstance(nested, dict) and not config.get(LAYER_IDS) else None
     listed = config.get(LAYER_IDS) or of_sglang
     if not listed:
-        return (published_levels(base.n_layers),), "as published, since config.json states none"
+        return (published_levels(base.n_layers),), "config.json states none, and these are the published ones"
     inputs = checked_layers(listed, base, f"{LAYER_IDS} in config.json")
     outputs = tuple(i + 1 for i in inputs)
     if base.n_layers in inputs:
@@ -254,11 +254,11 @@ def choose_layers(target: Target, drafter: Drafter, readings: Readings, reason: 
         return 0, reason, True
     drafter = drafter.to(target.device, target.dtype).eval()
     rotary, both, z = Rotary(drafter.config, target.device), torch.zeros(2, 0), 0.0
-    for seed in range(ANSWERS.stop):
+    for seed in range(MOST):
         both = torch.cat((both, _acceptance(target, drafter, rotary, readings, seed)), 1)
         gain = both[1] - both[0]
         z = float(gain.mean() * len(gain) ** 0.5 / gain.std().clamp_min(1e-9)) if len(gain) > 1 else 0.0
-        if seed + 1 in ANSWERS and abs(z) > CERTAIN:
+        if seed + 1 >= FEWEST and abs(z) > CERTAIN:
             break
     best, (a, b) = int(z > 0), both.mean(1).tolist()
     found = f"on {both.shape[1]} answer tokens drafts are accepted to {a:.1%} with inputs, {b:.1%} with outputs"
