@@ -22,6 +22,7 @@ from specbench_ss.methods._shared.drafter_network import Rotary, published_level
 from specbench_ss.methods._shared.speculators import LAYER_IDS
 from specbench_ss.methods._shared.tree_growth import best, grow
 from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.eagle import checkpoint
 from specbench_ss.methods.eagle.checkpoint import choose_layers, layers_of
 from specbench_ss.methods.eagle.decode import (
     PUBLISHED,
@@ -281,7 +282,9 @@ class Oracle:
 
 
 @pytest.mark.parametrize("true", [(1, 3, 4), (2, 4, 5)])
-def test_layers_that_can_be_read_two_ways_are_tried_out(true: tuple[int, ...], tmp_path: Path) -> None:
+def test_layers_that_can_be_read_two_ways_are_tried_out(
+    true: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = Target(tiny_model("llama", layers=8))
     weights = folder(tmp_path / "e", eagle3(), eagle_aux_hidden_state_layer_ids=[1, 3, 4])
     readings, reason = layers_of(json.loads((tmp_path / "e" / "config.json").read_text()), target)
@@ -290,7 +293,8 @@ def test_layers_that_can_be_read_two_ways_are_tried_out(true: tuple[int, ...], t
     oracle: Any = Oracle(target, ids, true)
     index, why, certain = choose_layers(target, oracle, readings, reason)
     assert readings[index] == true and certain and ("inputs" if true[0] == 1 else "outputs") in why
-    with pytest.warns(UserWarning, match=r"set layers=1:3:4 \(inputs\) or 2:4:5 \(outputs\)"):  # random weights
+    monkeypatch.setattr(checkpoint, "CERTAIN", 1e9)
+    with pytest.warns(UserWarning, match=r"set layers=1:3:4 \(inputs\) or 2:4:5 \(outputs\)"):
         decoder = Eagle3.load(target, Eagle3Options(weights=weights))
     assert decoder.layers in readings and decoder.load_warnings and "reads layers" in decoder.measured
     assert Eagle3.load(target, Eagle3Options(weights=weights, layers="2:4:-1")).layers == (2, 4, FINAL)
