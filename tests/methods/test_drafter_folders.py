@@ -169,3 +169,13 @@ def test_norms_of_heads_and_rope_by_kind_of_layer(tmp_path: Path) -> None:
     assert decoder.drafter.config.rope_parameters["rope_theta"] == 5e4
     with pytest.raises(UserError, match="are not the same"):
         rope_of({"rope_parameters": by_kind, "layer_types": list(by_kind), "num_hidden_layers": 2})
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_peagle_without_a_head_uses_the_targets(tmp_path: Path) -> None:
+    tensors = {n: t for n, t in test_peagle.tensors(words=test_peagle.V).items() if n != "lm_head.weight"}
+    in_parts(tmp_path / "p", tensors, test_peagle.speculators(draft_vocab_size=test_peagle.V), "safetensors")
+    target = Target(tiny_model("llama", layers=4))
+    decoder: Any = PEagle.load(target, PEagleOptions(weights=str(tmp_path / "p")))
+    assert decoder.drafter.lm_head is None
+    generate(decoder, [5, 6, 7], StopParams(6), SamplingParams())
