@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,10 +19,10 @@ from specbench_ss import registry, user_files
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.target import FINAL
 from specbench_ss.errors import ServingWarning, UserError, did_you_mean, first_line
-from specbench_ss.methods._shared.draft_vocabulary import check_draft_vocab
+from specbench_ss.methods._shared.draft_vocabulary import VOCAB_MAPS, check_draft_vocab
 from specbench_ss.methods._shared.drafter_network import DrafterNetwork, check_rope
 from specbench_ss.methods._shared.small_llama import llama_layer
-from specbench_ss.models.checkpoint import load_into, public_name, weights_in
+from specbench_ss.models.checkpoint import load_into, public_name, read_config, weights_in
 
 TYPE = "speculators_model_type"
 LAYER = "transformer_layer_config"
@@ -137,7 +138,8 @@ def layer_config(
         raise UserError(f"config.json has layers of the unknown type {kind!r}")
     stated = {k: v for k, v in fields.items() if k not in ("architectures", "auto_map", "model_type")}
     with describing(f"layers as {family} has them"):
-        stated |= {name: rope_of(stated) for name in ("rope_parameters",) if name in stated}
+        if "rope_parameters" in stated:
+            stated["rope_parameters"] = rope_of(stated)
         check_stated(stated)  # before transformers allocates lists of such lengths
         layers = len({name.split(".")[1] for name in drafted or () if name.startswith("layers.")})
         count = stated.get("num_hidden_layers") or 0
@@ -204,7 +206,8 @@ def rope_of(fields: Mapping[str, Any], layers: int | None = None) -> Any:
         return rope
     if "rope_type" in rope:  # the stated one, to which transformers adds the defaults of the model type
         return {name: value for name, value in rope.items() if name not in by_kind}
-    of_layers = dict.fromkeys(kinds) if len(kinds) == (layers or fields.get("num_hidden_layers")) else ["full_attention"]
+    listed = len(kinds) == (layers or fields.get("num_hidden_layers"))
+    of_layers = dict.fromkeys(kinds if listed else ("full_attention",))
     first, *others = [by_kind.get(kind) for kind in of_layers]
     if first is None or any(other != first for other in others):
         raise UserError(f"rope_parameters in config.json are not the same for layers of {', '.join(of_layers)}")
@@ -233,40 +236,38 @@ Network = TypeVar("Network", bound=DrafterNetwork)
 
 def read_network(
     method: str,
+    build: Callable[[dict[str, Any], ModelInfo, dict[str, Tensor]], Network],
+    problems: Callable[[dict[str, Any], Network], Iterable[str]],
     path: Path,
     base: ModelInfo,
     read: Callable[[Path], dict[str, Tensor]],
-    build: Callable[[dict[str, Tensor]], Network],
-    problems: Callable[[Network], Iterable[str]] = lambda network: (),
     stored: Callable[[str], str] = lambda name: name,
-) -> Network:
-    """Return the drafter of a folder or file. Raise UserError naming method and file if it does not fit the base.
+) -> tuple[Network, dict[str, Any]]:
+    """Return the drafter of a folder and its config.json. Raise UserError naming both if it does not fit the base.
 
     Args:
         method: name for messages.
+        build: returns the network by configuration and tensors, without their values.
+        problems: returns deviations of vLLM with a drafter; each becomes a ServingWarning.
         path: the folder, or a weight file in it.
         base: the model that is drafted for.
-        read: returns a file's tensors; EAGLE-3's `midlayer` is renamed to `layers.0`.
-        build: returns the network for these tensors, without their values.
-        problems: returns deviations of vLLM with this network; each becomes a ServingWarning.
+        read: returns the tensors of a folder or file; EAGLE-3's `midlayer` is renamed to `layers.0`.
         stored: returns the checkpoint's name of a network's tensor.
     """
-    file = weights_in(path, method)
-    named = {name.removeprefix("model."): tensor for name, tensor in read(file).items() if not name.endswith(IGNORED)}
-    first = "midlayer."
-    tensors = {f"layers.0.{n.removeprefix(first)}" if n.startswith(first) else n: t for n, t in named.items()}
+    source, config = weights_in(path, method), read_config(path)
     try:
-        network = build(tensors)
-        load_into(
-            network, {n: t if n in ("d2t", "t2d") else t.float() for n, t in tensors.items()}, "the drafter", stored
-        )
+        named = {name.removeprefix("model."): t for name, t in read(source).items() if not name.endswith(IGNORED)}
+        tensors = {re.sub(r"^midlayer\.", "layers.0.", name): tensor for name, tensor in named.items()}
+        network = build(config, base, tensors)
+        values = {name: t if name in VOCAB_MAPS else t.float() for name, t in tensors.items()}
+        load_into(network, values, "the drafter", stored)
         check_draft_vocab(tensors, base.vocab_size)
     except UserError as error:
-        raise UserError(f"{method}: {error} ({file})") from None
-    for problem in problems(network):
-        text = f"{method}: vLLM {problem} ({file})"
+        raise UserError(f"{method}: {error} ({source})") from None
+    for problem in problems(config, network):
+        text = f"{method}: vLLM {problem} ({source})"
         warnings.warn(text, ServingWarning, stacklevel=1)  # this line: one warning for check and load
-    return network
+    return network, config
 
 
 # -- writing -------------------------------------------------------------------------------------------------------

@@ -41,16 +41,16 @@ def differences(source: Path, copies: Copies, base: ModelInfo) -> Iterator[str]:
         part = next(part for pattern, part in copies.items() if re.fullmatch(pattern, name))
         own = None if copy.is_meta else weight_of(base, part)
         if own is not None and own.shape == copy.shape and (difference := relative(copy, own)) > ALIKE:
-            yield (
-                f"{name} differs from the {part} of {base.name!r} by {difference:.2f} of its norm (0: a copy, 1 or more: "
-                "unrelated)"
-            )
+            scale = f"{difference:.2f} of its norm (0: a copy, 1 or more: unrelated)"
+            yield f"{name} differs from the {part} of {base.name!r} by {scale}"
 
 
 def relative(copy: Tensor, own: Tensor) -> float:
     """Return the norm of the difference of two matrices over the norm of the second."""
-    pairs = [(a.float(), b.detach().to("cpu").float()) for a, b in zip(copy.split(ROWS), own.split(ROWS), strict=True)]
-    off, norm = sum(float((a - b).square().sum()) for a, b in pairs), sum(float(b.square().sum()) for _, b in pairs)
+    off = norm = 0.0
+    for a, b in zip(copy.split(ROWS), own.detach().split(ROWS), strict=True):
+        rows = b.to("cpu").float()
+        off, norm = off + float((a.float() - rows).square().sum()), norm + float(rows.square().sum())
     return float((off / norm) ** 0.5) if norm else float("inf")
 
 

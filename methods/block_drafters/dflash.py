@@ -17,7 +17,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,7 +41,6 @@ from specbench_ss.methods._shared.draft_vocabulary import (
 from specbench_ss.methods._shared.drafter_network import DrafterNetwork, Rotary, VocabularyShape, block_of
 from specbench_ss.methods.block_drafters.convolution import BlockConvolution, inside_block
 from specbench_ss.methods.block_drafters.correction import CandidateSelector, Correction, RecurrentHead
-from specbench_ss.models.checkpoint import read_config
 
 MOST_BLOCK = 256  # positions of a block; published drafters have at most 16
 UNSUPPORTED = ("output_multiplier", "final_logit_softcapping")  # logit transforms in z-lab's code
@@ -396,16 +394,6 @@ def check_supported(config: dict[str, Any]) -> None:
         raise UserError(f"config.json sets {other[0]}, which is not supported")
 
 
-def read_drafter(path: Path, base: ModelInfo, read: Callable[..., dict[str, Tensor]]) -> tuple[Drafter, dict[str, Any]]:
-    """Return the drafter of a folder, and its config.json. Raise UserError if it does not fit the base.
-
-    Warn if vLLM serves the folder differently.
-    """
-    config = read_config(path)
-    build, problems = partial(_network, config, base), partial(_problems_in_vllm, config)
-    return speculators.read_network("dflash", path, base, read, build, problems, _stored_name), config
-
-
 def _stored_name(name: str) -> str:
     """Return the checkpoint's name of a network's tensor: Domino's head has no prefix there."""
     return name.removeprefix("recurrent_head.")
@@ -461,6 +449,9 @@ def _problems_in_vllm(config: dict[str, Any], drafter: Drafter) -> list[str]:
     if config.get(speculators.TYPE) == "dflash2" and missing:
         problems.append(f'needs "{missing[0]}": set it to {DFLASH2[missing[0]]} in config.json')
     return problems
+
+
+read_drafter = partial(speculators.read_network, "dflash", _network, _problems_in_vllm, stored=_stored_name)
 
 
 def causal_problems(config: dict[str, Any], drafter: Drafter) -> list[str]:

@@ -8,10 +8,8 @@ written too and which vLLM serves. Both have DFlash's tensors, `markov_head.*` a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -31,7 +29,6 @@ from specbench_ss.methods.block_drafters.correction import (
     MarkovHead,
     MarkovKind,
 )
-from specbench_ss.models.checkpoint import read_config
 
 BLOCK = 7  # positions of published drafters
 ARCHITECTURE = "Qwen3DSparkModel"  # in DeepSpec's layout, also of their DFlash drafters
@@ -159,16 +156,6 @@ def read_fields(config: dict[str, Any]) -> DSparkFields:
     return stated
 
 
-def read_drafter(path: Path, base: ModelInfo, read: Callable[..., dict[str, Tensor]]) -> tuple[Drafter, dict[str, Any]]:
-    """Return the drafter of a folder, and its config.json. Raise UserError if it does not fit the base.
-
-    Warn if vLLM serves the folder differently.
-    """
-    config = read_config(path)
-    build, problems = partial(_network, config, base), partial(_problems_in_vllm, config)
-    return speculators.read_network("dspark", path, base, read, build, problems), config
-
-
 def _network(config: dict[str, Any], base: ModelInfo, tensors: dict[str, Tensor]) -> Drafter:
     stated = read_fields(config)
     layer = speculators.layer_config(config, "Qwen3", ("qwen3",) if not config.get(speculators.TYPE) else (), tensors)
@@ -191,6 +178,9 @@ def _problems_in_vllm(config: dict[str, Any], drafter: Drafter) -> list[str]:
     if shape.markov_rank and shape.markov_kind != "vanilla":
         problems.append(f"has no Markov head of the kind {shape.markov_kind}; train one of the kind vanilla")
     return problems
+
+
+read_drafter = partial(speculators.read_network, "dspark", _network, _problems_in_vllm)
 
 
 def speculators_config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:

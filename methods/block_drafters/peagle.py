@@ -7,10 +7,9 @@ x_{s+2}. Modules are named as published tensors: EAGLE-3's, `mask_hidden`, and p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
@@ -32,7 +31,6 @@ from specbench_ss.methods._shared.draft_vocabulary import (
     vocabulary_fields,
 )
 from specbench_ss.methods._shared.drafter_network import FeatureFusion, VocabularyShape, block_of, input_levels
-from specbench_ss.models.checkpoint import read_config
 
 DEPTHS = 8  # draft positions of published drafters
 MOST_DEPTHS = 64
@@ -184,12 +182,6 @@ def read_fields(config: dict[str, Any]) -> PEagleFields:
     return speculators.parse({**flat, "mask_token_id": mask}, PEagleFields)
 
 
-def read_drafter(path: Path, base: ModelInfo, read: Callable[..., dict[str, Tensor]]) -> tuple[Drafter, dict[str, Any]]:
-    """Return the drafter of a folder, and its config.json. Raise UserError if it does not fit the base."""
-    config = read_config(path)
-    return speculators.read_network("peagle", path, base, read, partial(_network, config, base)), config
-
-
 def _network(config: dict[str, Any], base: ModelInfo, tensors: dict[str, Tensor]) -> Drafter:
     fields = read_fields(config)
     layer = speculators.layer_config(config, "Llama", tuple(CONFIGS), tensors)
@@ -207,6 +199,9 @@ def _network(config: dict[str, Any], base: ModelInfo, tensors: dict[str, Tensor]
     )
     with speculators.describing("layers as Llama has them"):
         return Drafter(shape, CONFIGS[layer.model_type](**speculators.sizes_of(layer)), base.vocab_size)
+
+
+read_drafter = partial(speculators.read_network, "peagle", _network, lambda config, drafter: ())
 
 
 def _check_fits(fields: PEagleFields, layer: PretrainedConfig, base: ModelInfo) -> None:

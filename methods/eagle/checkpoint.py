@@ -7,9 +7,7 @@ speculators' configurations that differ from speculators 0.9 (models/eagle3) are
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +54,12 @@ def read_drafter(
     levels: target layers that are read, 0 = EAGLE-1.
     """
     about = drafter_config(path, method)
-
-    def build(tensors: Tensors) -> Drafter:
-        return _network(tensors, about, base, levels)
-
-    def problems(drafter: Drafter) -> list[str]:
-        return _problems_in_vllm(about, drafter.shape, levels)
-
-    return speculators.read_network(method, path, base, read, build, problems, published_name)
+    return speculators.read_network(
+        method,
+        lambda _, base, tensors: _network(tensors, about, base, levels),
+        lambda _, drafter: _problems_in_vllm(about, drafter.shape, levels),
+        path, base, read, published_name,
+    )[0]  # fmt: skip
 
 
 def _problems_in_vllm(about: dict[str, Any], shape: Shape, levels: int) -> list[str]:
@@ -85,7 +81,7 @@ def drafter_config(path: Path, method: str = "eagle3") -> dict[str, Any]:
         if not speculators.check_type(about, method.removesuffix("2")):
             nested = about.get(speculators.LAYER)
             about = {**nested, **about} if isinstance(nested, dict) else about
-            return about | {name: speculators.rope_of(about, 1) for name in ("rope_parameters",) if name in about}
+            return about | {"rope_parameters": speculators.rope_of(about, 1)}
         layer = speculators.layer_config(about, "Llama", KINDS)
         rope = layer.rope_parameters or {}
         if rope.get("partial_rotary_factor") not in (None, 1):
@@ -156,7 +152,9 @@ def _shape(tensors: Tensors, about: dict[str, Any], base: ModelInfo, levels: int
         input_norm=bool(levels) and (bool(about.get("norm_before_fc")) or "input_norm.weight" in tensors),
         residual_normed=bool(about.get("norm_before_residual")),
         output_normed=bool(about.get("norm_output")),
-        head_norms=about.get("model_type") == "qwen3" if TYPE in about else f"{FIRST}.self_attn.q_norm.weight" in tensors,
+        head_norms=about.get("model_type") == "qwen3"
+        if TYPE in about
+        else f"{FIRST}.self_attn.q_norm.weight" in tensors,
     )
 
 
@@ -186,52 +184,34 @@ def _check_hidden(hidden: int, fc_width: int, base: ModelInfo, levels: int, own_
 
 # -- target layers that are read -----------------------------------------------------------------------------------
 
-QUESTIONS = (
-    "Explain in a few sentences why the sky is blue, and name two other things with the same cause.",
-    "Write a short story about a lighthouse keeper who finds a letter in a bottle.",
-    "A train leaves at 14:20 and arrives at 17:05. How long is the journey? Explain each step.",
-    "Write a Python function that returns the prime numbers below a limit, and explain how it works.",
-    "List the steps to repot a houseplant, with one sentence for each step.",
-    "Compare trains and airplanes for a journey of 500 kilometers.",
-)
-TOKENS = 96  # of the target's answer to each question
-FEWEST_ANSWERS = 2
-CERTAIN = 0.001  # two-sided p-value below which one reading predicts better
+QUESTION = "Explain in a few sentences why the sky is blue, and name two other things with the same cause."
+FEWEST, MOST, TOKENS = 3, 8, 96  # sampled answers on which readings are compared; tokens of each
+CERTAIN = 3.3  # standard errors, a two-sided p-value of 0.001
+Readings = tuple[tuple[int, ...], ...]  # one, or two: the stated ids as inputs of layers and as outputs
 
 
-@dataclass(frozen=True, slots=True)
-class StatedLayers:
-    """Readings of config.json: target layers whose inputs the drafter reads. source: reason of a single one, as text.
-
-    Two readings: the stated ids as inputs of layers, and as outputs.
-    """
-
-    readings: tuple[tuple[int, ...], ...]
-    source: str = ""
-
-
-def layers_of(config: dict[str, Any], base: ModelInfo) -> StatedLayers:
-    """Return the layers whose inputs EAGLE-3 reads by config.json; two readings if the ids may be either.
+def layers_of(config: dict[str, Any], base: ModelInfo) -> tuple[Readings, str]:
+    """Return the layers whose inputs EAGLE-3 reads by config.json, and the reason; two readings if ids may be either.
 
     `eagle_aux_hidden_state_layer_ids` names inputs of layers in speculators and vLLM. SGLang, SpecForge and ModelOpt
     nest it in `eagle_config` and name outputs, from 1 on. Only inputs have an id for the state after the last layer.
     """
     if TYPE in config:
-        return StatedLayers((_stated_layers(config, base),), "inputs of layers, by speculators' layout")
+        return (_stated_layers(config, base),), f"{LAYER_IDS} are inputs in speculators' layout"
     if "feature_layers" in config:
-        return StatedLayers((checked_layers(config["feature_layers"], base, "feature_layers in config.json"),))
+        return (checked_layers(config["feature_layers"], base, "feature_layers in config.json"),), ""
     nested = config.get("eagle_config")
     of_sglang = nested.get(LAYER_IDS) if isinstance(nested, dict) and not config.get(LAYER_IDS) else None
     listed = config.get(LAYER_IDS) or of_sglang
     if not listed:
-        return StatedLayers((published_levels(base.n_layers),), "the published layers, since config.json states none")
+        return (published_levels(base.n_layers),), "config.json states none, and these are the published ones"
     inputs = checked_layers(listed, base, f"{LAYER_IDS} in config.json")
-    if base.n_layers in inputs:
-        return StatedLayers((inputs,), f"{LAYER_IDS} are inputs: {base.n_layers} is the state after the last layer")
     outputs = tuple(i + 1 for i in inputs)
+    if base.n_layers in inputs:
+        return (inputs,), f"{LAYER_IDS} are inputs: {base.n_layers} is the state after the last layer"
     if of_sglang and inputs[0] == 1:
-        return StatedLayers((outputs,), f"{LAYER_IDS} are outputs, as in SGLang, SpecForge and ModelOpt")
-    return StatedLayers((inputs, outputs))
+        return (outputs,), f"{LAYER_IDS} are outputs, as in SGLang, SpecForge and ModelOpt"
+    return (inputs, outputs), ""
 
 
 def _stated_layers(config: Mapping[str, Any], base: ModelInfo) -> tuple[int, ...]:
@@ -240,15 +220,13 @@ def _stated_layers(config: Mapping[str, Any], base: ModelInfo) -> tuple[int, ...
     The number of layers is the state after the last layer. Default: 2, N/2, N - 3.
     """
     n = base.n_layers
-    try:
+    with prefixed("eagle3"):
         ids = speculators.parse(config, speculators.FeatureFields).eagle_aux_hidden_state_layer_ids
         if ids is None:
             ids = [2, n // 2, n - 3]
             if len(set(ids)) < 3:
                 raise UserError(f"config.json does not state {LAYER_IDS}; a model of {n} layers has no default")
         speculators.check_layer_ids(ids, f"{LAYER_IDS} in config.json", base, most=n)
-    except UserError as error:
-        raise UserError(f"eagle3: {error}") from None
     return tuple(ids)
 
 
@@ -260,74 +238,62 @@ def checked_layers(layers: Any, base: ModelInfo, name: str) -> tuple[int, ...]:
     try:
         indices = user_files.convert(layers, list[int])
     except ValueError:
-        indices = []
-    if not indices:
-        raise UserError(f"eagle3: {name} must be a list of layers, not {layers!r}")
+        raise UserError(f"eagle3: {name} must be a list of layers, not {layers!r}") from None
     with prefixed("eagle3"):
         speculators.check_layer_ids(indices, name, base, FINAL, base.n_layers)
     return tuple(indices)
 
 
 @torch.inference_mode()
-def choose_layers(target: Target, drafter: Drafter, stated: StatedLayers) -> tuple[tuple[int, ...], str, bool]:
-    """Return the layers to read, the reason as text, and False if the reason does not decide between two readings.
+def choose_layers(target: Target, drafter: Drafter, readings: Readings, reason: str) -> tuple[int, str, bool]:
+    """Return the index of the reading to use, the reason, and True if it is certain.
 
-    Two readings are compared by the target's greedy answers, in which each predicts some tokens that the other does
-    not: a sign test.
+    Two readings are compared by the acceptance probabilities of drafts at all tokens of sampled answers: a paired test.
     """
-    if len(stated.readings) == 1:
-        return stated.readings[0], f"{text_of(stated.readings[0])}: {stated.source}" if stated.source else "", True
+    if len(readings) == 1:
+        return 0, reason, True
     drafter = drafter.to(target.device, target.dtype).eval()
-    rotary, hits, p = Rotary(drafter.config, target.device), list[Tensor](), 1.0
-    for index in range(len(QUESTIONS)):
-        hits.append(_hits(target, drafter, rotary, _prompt(target, index), stated.readings))
-        either = torch.cat(hits, 1)
-        ahead = [int((either[i] & ~either[1 - i]).sum()) for i in (0, 1)]
-        p = sign_test(*ahead)
-        if len(hits) >= FEWEST_ANSWERS and p < CERTAIN:
+    rotary, both, z = Rotary(drafter.config, target.device), torch.zeros(2, 0), 0.0
+    for seed in range(MOST):
+        both = torch.cat((both, _acceptance(target, drafter, rotary, readings, seed)), 1)
+        gain = both[1] - both[0]
+        z = float(gain.mean() * len(gain) ** 0.5 / gain.std().clamp_min(1e-9)) if len(gain) > 1 else 0.0
+        if seed + 1 >= FEWEST and abs(z) > CERTAIN:
             break
-    best, counts = int(ahead[1] > ahead[0]), either.sum(1).tolist()
-    found = f"of {either.shape[1]} answer tokens it predicts {counts[0]} with inputs and {counts[1]} with outputs"
-    reason = f"{LAYER_IDS} are {('inputs', 'outputs')[best]}, since {found}"
-    return stated.readings[best], f"{text_of(stated.readings[best])}: {reason}", p < CERTAIN
+    best, (a, b) = int(z > 0), both.mean(1).tolist()
+    found = f"on {both.shape[1]} answer tokens drafts are accepted to {a:.1%} with inputs, {b:.1%} with outputs"
+    return best, f"{LAYER_IDS} are {('inputs', 'outputs')[best]}: {found}", abs(z) > CERTAIN
 
 
-def text_of(layers: Sequence[int]) -> str:
-    """Return layers as the option `layers` names them."""
-    return ":".join(map(str, layers))
+def _acceptance(target: Target, drafter: Drafter, rotary: Rotary, readings: Readings, seed: int) -> Tensor:
+    """Return the probabilities [readings, n] that a draft is accepted at each token of a sampled answer.
 
-
-def sign_test(a: int, b: int) -> float:
-    """Return the two-sided p-value of a split of a + b cases into a and b, if both sides are equally likely."""
-    return min(1.0, 2 * sum(math.comb(a + b, k) for k in range(min(a, b) + 1)) / 2 ** (a + b))
-
-
-def _hits(target: Target, drafter: Drafter, rotary: Rotary, prompt: list[int], readings: Sequence[Sequence[int]]) -> Tensor:
-    """Return bool [readings, n]: the drafter predicts the target's greedy answer from the true hidden states."""
+    It is the sum of min(p, q) at temperature 1, given the true hidden states.
+    """
+    prompt = _prompt(target)
     tokens = min(TOKENS, target.context_length - len(prompt))
-    answer = generate(Autoregressive(target), prompt, StopParams(tokens), SamplingParams()).tokens
+    answer = generate(Autoregressive(target), prompt, StopParams(tokens), SamplingParams(1.0, seed=seed)).tokens
     ids = torch.tensor([[*prompt, *answer]], device=target.device)
-    layers, rows = {layer for reading in readings for layer in reading}, list[Tensor]()
+    layers = {layer for reading in readings for layer in reading}
     states = target.prefill(ids[:, :-1], target.new_cache(ids.shape[1]), layers, every=True).hidden_states
-    positions = torch.arange(ids.shape[1] - 1, device=ids.device)[None]
+    positions, rows = torch.arange(ids.shape[1] - 1, device=ids.device)[None], []
+    p = target.logits(states[FINAL][0, len(prompt) :]).softmax(-1, torch.float32)  # row s + 1, for slot s
     for reading in readings:
         fused = drafter.fuse([states[layer] for layer in reading])
         out = drafter(drafter.embed(ids[:, 1:], target), fused, None, None, rotary(positions, fused.dtype))
-        predictions = drafter.token_ids(drafter.logits(out[:, :-1], target).argmax(-1))  # slot s predicts x_{s+2}
-        rows.append((predictions == ids[:, 2:])[0, len(prompt) - 1 :])
+        q = drafter.logits(out[0, len(prompt) - 1 : -1], target).softmax(-1, torch.float32)
+        rows.append(torch.minimum(p, drafter.target_probs(q, target.vocab_size)).sum(-1))
     return torch.stack(rows).cpu()
 
 
-def _prompt(target: Target, index: int) -> list[int]:
-    """Return a question, in the chat template if there is one; without a tokenizer one token."""
-    tokenizer = target.tokenizer
-    if tokenizer is None:
-        return [index % target.vocab_size]
-    if tokenizer.chat_template is None:
-        ids = list(tokenizer(QUESTIONS[index])["input_ids"])
-    else:
-        ids = target.encode_chat([{"role": "user", "content": QUESTIONS[index]}])
-    return ids if 0 < len(ids) < target.context_length else ids[:1] or [index]
+def _prompt(target: Target) -> list[int]:
+    """Return a question if there is a chat template, else the BOS token."""
+    if target.tokenizer is not None and target.tokenizer.chat_template is not None:
+        ids = target.encode_chat([{"role": "user", "content": QUESTION}])
+        if len(ids) < target.context_length:
+            return ids
+    bos = target.config.bos_token_id
+    return [bos if isinstance(bos, int) else 0]
 
 
 # -- writing -------------------------------------------------------------------------------------------------------

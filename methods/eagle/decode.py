@@ -38,7 +38,7 @@ from specbench_ss.methods._shared.heads import (
 from specbench_ss.methods._shared.target_copies import EMBEDDING, EMBEDDING_AND_HEAD
 from specbench_ss.methods._shared.tree_growth import best, draw, grow
 from specbench_ss.methods.eagle.checkpoint import (
-    StatedLayers,
+    Readings,
     checked_layers,
     choose_layers,
     config_of,
@@ -46,7 +46,6 @@ from specbench_ss.methods.eagle.checkpoint import (
     layers_of,
     published_name,
     read_drafter,
-    text_of,
     vllm_config_of,
     vllm_tensors,
 )
@@ -84,25 +83,26 @@ class EagleDecoder(FeatureDecoder):
         self.newest = torch.empty(0)  # [1, 1, h], output of the last slot, which gives the root's children
 
     @classmethod
-    def layers_of(cls, options: Any, config: dict[str, Any], base: ModelInfo, path: Path) -> StatedLayers:
-        """Return the target layers whose inputs are read; two readings if config.json is ambiguous."""
-        return StatedLayers(((FINAL,),))
+    def layers_of(cls, options: Any, config: dict[str, Any], base: ModelInfo, path: Path) -> tuple[Readings, str]:
+        """Return the target layers whose inputs are read, and the reason; two readings if config.json is ambiguous."""
+        return ((FINAL,),), ""
 
     @classmethod
     def read(cls, options: Any, path: Path, base: ModelInfo, read: Read) -> tuple[Drafter, dict[str, Any]]:
         config = drafter_config(path, cls.name)
-        layers = cls.layers_of(options, config, base, path).readings[0]
+        layers = cls.layers_of(options, config, base, path)[0][0]
         return read_drafter(path, base, cls.name, len(layers) if cls.is_eagle3 else 0, read), config
 
     @classmethod
     def build(cls, target: Target, options: Any, drafter: Drafter, config: dict[str, Any], path: Path) -> Self:
-        stated = cls.layers_of(options, config, target, path)
-        layers, reason, certain = choose_layers(target, drafter, stated)
-        decoder = cls(target, options, drafter, config, layers)
-        decoder.measured = {"reads layers": reason} if reason else {}
+        readings, reason = cls.layers_of(options, config, target, path)
+        index, reason, certain = choose_layers(target, drafter, readings, reason)
+        decoder = cls(target, options, drafter, config, readings[index])
+        texts = [":".join(map(str, layers)) for layers in readings]
+        decoder.measured = {"reads layers": f"{texts[index]}, since {reason}"} if reason else {}
         if not certain:
-            ways = " or ".join(f"{cls.name}.layers={text_of(reading)}" for reading in stated.readings)
-            decoder.load_warnings = (f"{cls.name}: reads layers {reason}; this does not decide: set {ways} ({path})",)
+            doubt = f"eagle3: {reason}, which does not decide: set layers={texts[0]} (inputs) or {texts[1]} (outputs)"
+            decoder.load_warnings = (f"{doubt} ({path})",)
             warnings.warn(decoder.load_warnings[0], stacklevel=2)
         return decoder
 
@@ -411,8 +411,8 @@ class Eagle3Options(DynamicOptions):
     owner: ClassVar[str] = "eagle3"
     layers: str = option(
         "auto",
-        "Target layers whose inputs the drafter reads, as in 2:16:29; the number of layers is the state after the last, "
-        "-1 that after the final norm. "
+        "Target layers whose inputs the drafter reads, as in 2:16:29; the number of layers is the last layer's "
+        "output, -1 the same after the final norm. "
         "auto: as in the checkpoint's configuration.",
     )
 
@@ -541,7 +541,7 @@ class Eagle3(Eagle2):
     published_depth = 7
 
     @classmethod
-    def layers_of(cls, options: Any, config: dict[str, Any], base: ModelInfo, path: Path) -> StatedLayers:
+    def layers_of(cls, options: Any, config: dict[str, Any], base: ModelInfo, path: Path) -> tuple[Readings, str]:
         """Return the layers of the option `layers`, else of config.json."""
         if options.layers != "auto":
             try:
@@ -549,7 +549,7 @@ class Eagle3(Eagle2):
             except ValueError:
                 allowed = "numbers as in 2:16:29, or auto"
                 raise UserError(f"eagle3: layers must be {allowed}, not {options.layers!r}") from None
-            return StatedLayers((checked_layers(numbers, base, "layers"),))
+            return (checked_layers(numbers, base, "layers"),), ""
         try:
             return layers_of(config, base)
         except UserError as error:

@@ -116,7 +116,7 @@ class Drafter(DrafterNetwork, ABC):
 
 
 class Eagle1Drafter(Drafter):
-    """EAGLE and EAGLE-2: predicts the target's next final hidden state, which the target's LM head reads, or its own."""
+    """EAGLE and EAGLE-2: predicts the target's next final hidden state for the target's LM head, or its own."""
 
     def __init__(self, shape: Shape, config: LlamaConfig, vocab_size: int) -> None:
         super().__init__(shape, config)

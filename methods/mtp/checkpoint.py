@@ -33,7 +33,10 @@ QWEN = {
     "token_layernorm": "pre_fc_norm_embedding", "hidden_layernorm": "pre_fc_norm_hidden", "input_proj": "fc",
     "final_layernorm": "norm",
 }  # fmt: skip
-COPIES: target_copies.Copies = {r".*\blayers\.\d+\.embed_tokens\.weight": "embedding", r".*\.shared_head\.head\.weight": "LM head"}
+COPIES: target_copies.Copies = {
+    r".*\blayers\.\d+\.embed_tokens\.weight": "embedding",
+    r".*\.shared_head\.head\.weight": "LM head",
+}
 EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -140,7 +141,8 @@ def merged_lora(draft: Target, folder: Path) -> Target:
 def mismatch(base: ModelInfo, draft: ModelInfo) -> str:
     """Describe the difference between the vocabularies of draft and base, '' for none.
 
-    Padded embeddings, and ids that only one of them has, do not count. Without tokenizers the widths are compared.
+    Padded embeddings, ids that only one of them has, and special tokens with another name that no prompt or end of an
+    answer has do not count. Without tokenizers the widths are compared.
     """
     if base.tokenizer is None or draft.tokenizer is None:
         sizes = (draft.vocab_size, base.vocab_size)
@@ -150,7 +152,25 @@ def mismatch(base: ModelInfo, draft: ModelInfo) -> str:
         return ""
     token_of = {i: token for token, i in base_vocab.items()}
     differing = [(i, token) for token, i in draft_vocab.items() if token_of.get(i, token) != token]
+    if differing:
+        unused = special_ids(base.tokenizer) & special_ids(draft.tokenizer) - ids_of_chats(base)
+        differing = [(i, token) for i, token in differing if i not in unused]
     if not differing:
         return ""
     i, token = min(differing)
     return f"{len(differing)} ids have other tokens, id {i} is {token!r}, not {token_of[i]!r}"
+
+
+def special_ids(tokenizer: Any) -> set[int]:
+    """Return the ids of all special tokens."""
+    added = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return added.union(tokenizer.all_special_ids)
+
+
+def ids_of_chats(base: ModelInfo) -> set[int]:
+    """Return ids of special tokens that occur: those of a conversation's prompt, and ends of text and of answers."""
+    messages = [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
+    prompt = base.encode_chat(messages) if base.tokenizer.chat_template is not None else base.tokenizer("a").input_ids
+    ends = getattr(base, "eos_ids", None) or (base.tokenizer.eos_token_id,)
+    stated = getattr(base.config, "eos_token_id", None)
+    return {*prompt, *ends, *(stated if isinstance(stated, list) else [stated])}

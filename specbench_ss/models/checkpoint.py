@@ -124,7 +124,9 @@ def _read(path: Path, device: str, keep: Keep | None) -> dict[str, Tensor]:
     tensors = {name: tensor for name, tensor in loaded.items() if keep is None or keep(name)}
     for name, tensor in tensors.items():
         one_byte = tensor.itemsize == 1 and tensor.dtype != torch.bool
-        _check_not_quantized(path, name, str(tensor.dtype), one_byte and (tensor.ndim > 1 or tensor.is_floating_point()))
+        _check_not_quantized(
+            path, name, str(tensor.dtype), one_byte and (tensor.ndim > 1 or tensor.is_floating_point())
+        )
     return tensors
 
 

@@ -79,6 +79,7 @@ def repeats_itself(ids: Sequence[int]) -> bool:
 
 
 LOW_QUALITY = 0.1  # quality by the task's measure below which outputs are of low quality
+WEAK = {"drafter_hash": 1.2, "heads_hash": 1.1}  # hash in a manifest, which only trained drafters have -> least τ
 REMEMBERED = 0.02  # share of steps that later repeats may save, by ties
 DRIFTED = 0.1  # change of the baseline's time from which a run is not steady
 OTHERS = "it served other requests meanwhile, or did not always report its counts"
@@ -110,7 +111,8 @@ class Check:
     """Result of one check.
 
     name: a key of `FINDINGS`, or `incomplete`, `warnings`, `sessions`, `timing`, `lower-bound`, `baseline-noise`,
-    `lossy`, `inferior`, `repetition`, `low-quality`, `cuda-graphs`, `concurrency`, `concurrency-verdicts`, `tokens`,
+    `lossy`, `inferior`, `repetition`, `low-quality`, `weak-drafter`, `cuda-graphs`, `concurrency`,
+    `concurrency-verdicts`, `tokens`,
     `acceptance`, `memory`, `drift`.
     sentence: the finding, or the reason why there is none.
     lines: its details, one for each method or warning.
@@ -149,6 +151,7 @@ def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
         *_noise(rows),
         *_repetition(run),
         *_low_quality(run, summaries),
+        *_weak_drafters(run, rows),
     ]
 
 
@@ -381,6 +384,19 @@ def _low_quality(run: Run, summaries: Sequence[SummaryRow]) -> Iterator[Check]:
         named = ", ".join(f"{task} ({format_number(quality)})" for quality, task in tasks)
         why = "weak model or low --max-new-tokens"
         yield Check("low-quality", "warning", f"Low-quality outputs of {run.baseline} in {named}: {why}.", (USELESS,))
+
+
+def _weak_drafters(run: Run, rows: Sequence[SummaryRow]) -> Iterator[Check]:
+    """Yield the trained drafters whose mean acceptance length is far below that of their kind."""
+    least = {row.method: WEAK[h] for row in rows for h in run.entry(row.method).get("resolved", {}) if h in WEAK}
+    taus = {row.method: row.mean_acceptance_length for row in rows if row.method in least}
+    weak = {label: tau for label, tau in taus.items() if tau is not None and tau < least[label]}
+    if weak:
+        named = ", ".join(f"{label} (τ {format_number(tau)})" for label, tau in weak.items())
+        why = (
+            "another model or other layers of it, a wrong embedding or draft vocabulary, prompts unlike its training's"
+        )
+        yield Check("weak-drafter", "warning", f"Drafts of {named} are hardly ever accepted; likely causes: {why}.")
 
 
 GUESSES = {  # ways of counting tokens that a server did not count

@@ -253,6 +253,17 @@ def test_steps_with_a_draft_that_are_shorter_than_without_are_a_finding(
     assert (made_of(steady).get("short-steps") is not None) == is_short
 
 
+@pytest.mark.parametrize(("key", "tau", "named"), [
+    ("drafter_hash", 1.15, True), ("heads_hash", 1.15, False), ("heads_hash", 1.05, True), ("drafter_hash", 1.3, False),
+    ("gamma", 1.0, False),
+])  # fmt: skip
+def test_trained_drafters_that_are_hardly_accepted_are_named(steady: Run, key: str, tau: float, named: bool) -> None:
+    steady.entry("ss")["resolved"] = {key: "x"}
+    rows = [replace(row, mean_acceptance_length=tau) if row.method == "ss" else row for row in summarise(steady)]
+    found = [check for check in checks(steady, rows) if check.name == "weak-drafter"]
+    assert bool(found) == named and all("ss (τ" in check.sentence and "embedding" in check.sentence for check in found)
+
+
 def test_tasks_with_low_quality_outputs_are_named(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss", "medusa"), categories=("qa", "translation"), questions=8))
     assert "low-quality" not in made_of(run)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from specbench_ss.engine.decoder import Decoder, DecodeState
@@ -20,9 +19,11 @@ from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafter_network import Rotary, published_levels
+from specbench_ss.methods._shared.speculators import LAYER_IDS
 from specbench_ss.methods._shared.tree_growth import best, grow
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.eagle.checkpoint import best_layers, layers_of
+from specbench_ss.methods.eagle import checkpoint
+from specbench_ss.methods.eagle.checkpoint import choose_layers, layers_of
 from specbench_ss.methods.eagle.decode import (
     PUBLISHED,
     DynamicOptions,
@@ -251,9 +252,12 @@ def test_a_nested_configuration_is_read(tmp_path: Path) -> None:
 class Oracle:
     """Has the features of these layers by heart, and what comes two tokens after each."""
 
+    draft_vocab = 0
+
     def __init__(self, target: Target, ids: list[int], layers: tuple[int, ...]) -> None:
         self.config = random_eagle(target).config
-        self.features, self.ids = torch.stack(features_of(target, ids, layers)), torch.tensor(ids)
+        self.features = torch.stack(features_of(target, ids, layers))
+        self.logits_of = target.logits(torch.stack(features_of(target, ids, (FINAL,))))  # after each token
 
     def to(self, *_: Any) -> Oracle:
         return self
@@ -270,25 +274,49 @@ class Oracle:
         return state
 
     def logits(self, state: Tensor, target: Target) -> Tensor:
-        distance, nearest = torch.cdist(state, self.features[None, :-2]).min(-1)
-        return F.one_hot(self.ids[nearest + 2], V) * (distance < 1e-3)[..., None]
+        distance, nearest = torch.cdist(state, self.features[:-2]).min(-1)
+        return self.logits_of[nearest + 1] * (distance < 1e-3)[..., None]
 
-    def token_ids(self, drafted: Tensor) -> Tensor:
-        return drafted
+    def target_probs(self, q: Tensor, vocab: int) -> Tensor:
+        return q
 
 
 @pytest.mark.parametrize("true", [(1, 3, 4), (2, 4, 5)])
-def test_layers_that_can_be_read_two_ways_are_tried_out(true: tuple[int, ...], tmp_path: Path) -> None:
+def test_layers_that_can_be_read_two_ways_are_tried_out(
+    true: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = Target(tiny_model("llama", layers=8))
     weights = folder(tmp_path / "e", eagle3(), eagle_aux_hidden_state_layer_ids=[1, 3, 4])
-    about = json.loads((tmp_path / "e" / "config.json").read_text())
-    candidates = layers_of(about, target)
-    assert candidates == ((1, 3, 4), (2, 4, 5))
-    answer = generate(Autoregressive(target), [1], StopParams(48), SamplingParams()).tokens
-    oracle: Any = Oracle(target, [1, *answer], true)
-    assert best_layers(target, oracle, candidates) == true
-    assert Eagle3.load(target, Eagle3Options(weights=weights)).layers in candidates
+    readings, reason = layers_of(json.loads((tmp_path / "e" / "config.json").read_text()), target)
+    assert readings == ((1, 3, 4), (2, 4, 5))
+    ids = [1, *generate(Autoregressive(target), [1], StopParams(96), SamplingParams(1.0)).tokens]
+    oracle: Any = Oracle(target, ids, true)
+    index, why, certain = choose_layers(target, oracle, readings, reason)
+    assert readings[index] == true and certain and ("inputs" if true[0] == 1 else "outputs") in why
+    monkeypatch.setattr(checkpoint, "CERTAIN", 1e9)
+    with pytest.warns(UserWarning, match=r"set layers=1:3:4 \(inputs\) or 2:4:5 \(outputs\)"):
+        decoder = Eagle3.load(target, Eagle3Options(weights=weights))
+    assert decoder.layers in readings and decoder.load_warnings and "reads layers" in decoder.measured
     assert Eagle3.load(target, Eagle3Options(weights=weights, layers="2:4:-1")).layers == (2, 4, FINAL)
+
+
+@pytest.mark.parametrize(
+    ("config", "layers", "why"),
+    [
+        ({"eagle_config": {LAYER_IDS: [1, 3, 4]}}, [(2, 4, 5)], "outputs"),
+        ({"eagle_config": {LAYER_IDS: [4, 6, 8]}}, [(4, 6, 8)], "inputs"),
+        ({LAYER_IDS: [1, 3, 8]}, [(1, 3, 8)], "inputs"),
+        ({"eagle_config": {LAYER_IDS: [2, 4, 5]}}, [(2, 4, 5), (3, 5, 6)], ""),
+        ({LAYER_IDS: [1, 3, 7]}, [(1, 3, 7), (2, 4, 8)], ""),
+        ({"feature_layers": [2, 4, 8]}, [(2, 4, 8)], ""),
+        ({}, [(2, 4, 5)], "published"),
+    ],
+)
+def test_stated_conventions_of_layer_ids_are_followed(
+    config: dict[str, Any], layers: list[tuple[int, ...]], why: str
+) -> None:
+    readings, reason = layers_of(config, Target(tiny_model("llama", layers=8)))
+    assert list(readings) == layers and why in reason
 
 
 @pytest.mark.parametrize("layers", range(1, 12))
@@ -384,7 +412,7 @@ def test_wrong_eagle_folders_are_one_line(
     ("change", "about", "stated"),
     [
         ({"fc_norm.0.weight": torch.ones(H)}, {}, "lacks tensors: fc_norm.1.weight, fc_norm.2.weight"),
-        ({"midlayer.self_attn.q_norm.weight": torch.ones(HD)}, {}, "unknown tensors: layers.0.self_attn.q_norm.weight"),
+        ({"midlayer.self_attn.q_norm.weight": torch.ones(HD)}, {}, "lacks tensors: layers.0.self_attn.k_norm.weight"),
         ({"d2t": None}, {}, f"the drafter has {WORDS} words, the model {V}, and it lacks tensors: d2t"),
         ({"d2t": torch.arange(WORDS) + V}, {}, f"d2t maps to token {V + 2 * WORDS - 2}, the model has a vocabulary"),
         ({"t2d": torch.zeros(V + 1, dtype=torch.bool)}, {}, f"vocabulary of {V + 1}, the model has {V}"),

@@ -226,6 +226,7 @@ def test_faults_of_other_layouts_are_refused(target: Target, tmp_path: Path) -> 
     hybrid = changed(tmp_path / "c", {}, {"layer_types": ["linear_attention"] * 4}, "qwen3_next")
     refused(MTP, MTPOptions(weights=hybrid), target, "full attention")
     index = Path(changed(tmp_path / "d", {}, {})) / "model.safetensors.index.json"
+    (tmp_path / "d" / "model.safetensors").rename(tmp_path / "d" / "part.safetensors")
     index.write_text(json.dumps({"weight_map": ["model.safetensors"]}))
     refused(MTP, MTPOptions(weights=str(tmp_path / "d")), target, "weight_map")
 

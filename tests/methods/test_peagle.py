@@ -255,7 +255,7 @@ BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
     "many depths": (tensors(), flat(num_depths=1000), "has 1000 tokens drafted a step"),
     "depths are words": (tensors(), speculators(depths="eight"), "speculative_tokens"),
     "layer ids": (
-        tensors(), speculators(eagle_aux_hidden_state_layer_ids=[1, 4]), "layer_ids in config.json names layer 4"
+        tensors(), speculators(eagle_aux_hidden_state_layer_ids=[1, 5]), "layer_ids in config.json names layer 5"
     ),
     "layer ids are words": (tensors(), speculators(eagle_aux_hidden_state_layer_ids=["a"]), "not a whole number"),
     "more features than ids": (tensors(features=3), speculators(), "fc.weight has shape (32, 96), the model needs"),
@@ -263,7 +263,7 @@ BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
     "another width": (tensors(), flat(hidden_size=64), "a hidden size of 64, the model has 32"),
     "another target's width": (tensors(), speculators(target_hidden_size=64), "a hidden size of 64, the model has 32"),
     "draft vocabulary": (tensors(), speculators(draft_vocab_size=50), "the drafter has 50 words, lm_head"),
-    "no head": (without("lm_head", words=V), speculators(draft_vocab_size=V), "lacks tensors: lm_head.weight"),
+    "no head": (without("lm_head"), speculators(), "lacks tensors: lm_head.weight"),
     "no mask_hidden": (without("mask_hidden"), speculators(), "lacks tensors: mask_hidden"),
     "d2t points outside": (tensors() | {"d2t": torch.full((WORDS,), 30)}, speculators(), "d2t maps to token 69"),
     "another type": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lab.text import SPECBENCH_CATEGORIES, questions
+from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.decoder import Generation
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams
@@ -148,6 +150,14 @@ def test_vocabularies_are_compared_by_what_they_state(lab: Target, other: Path) 
     wider = outline_of(str(LAB / "draft"))
     wider.vocab_size += 64
     assert mismatch(lab, wider) == ""
+    renamed = copy.deepcopy(lab.tokenizer)
+    renamed.add_special_tokens({"additional_special_tokens": ["<tool>"]})
+    wider.tokenizer = copy.deepcopy(lab.tokenizer)
+    wider.tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})  # the same id, in no prompt
+    assert renamed.get_vocab()["<tool>"] == wider.tokenizer.get_vocab()["<image>"]
+    assert mismatch(ModelInfo(lab.config, renamed, "renamed"), wider) == ""
+    renamed.chat_template = "<tool>" + renamed.chat_template
+    assert "'<image>', not '<tool>'" in mismatch(ModelInfo(lab.config, renamed, "renamed"), wider)
     wider.tokenizer = None
     assert mismatch(lab, wider) == f"{lab.vocab_size + 64} tokens, the model has {lab.vocab_size}"
 
