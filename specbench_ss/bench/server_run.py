@@ -257,7 +257,8 @@ def manifest_for(
     baseline = config.endpoints[0].label
     model = dict.fromkeys(("hash", "parameters", "context_length", "chat_template"))
     model |= {"name": probed[0].server.model if probed else MODEL, "dtype": AS_SERVED, "device": AS_SERVED}
-    methods = [_entry(one, baseline) for one in (*probed, *(e for e in config.endpoints if e.command))]
+    servers: list[ProbedServer | Endpoint] = [*probed, *(one for one in config.endpoints if one.command)]
+    methods = [_entry(one, baseline) for one in servers]
     return manifest_of(config, data, command, model, methods) | {"baseline": baseline}
 
 
