@@ -76,7 +76,7 @@ class AnswerError(UserError):
     transient, wait_s = False, 0.0
 
 
-Name = Annotated[str, msgspec.Meta(max_length=100)]
+Name = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
 class Delta(msgspec.Struct):
@@ -275,6 +275,7 @@ class Exchange:
 OVER = 1  # allowed tokens above max_tokens: a counted EOS
 HIDDEN = 16  # allowed tokens without text: EOS, reasoning markers
 TOKEN = 1 << 10  # bytes of one token's text, at most
+TEMPLATE = 1 << 16  # tokens that a chat template adds, at most
 TOGETHER_S = 5e-4  # pieces of text with shorter gaps between them were not decoded one after another
 SILENT = ("ignore_eos", "min_tokens")  # settings by which tokens without text follow the end of a text
 
@@ -285,6 +286,7 @@ class Answer:
 
     max_tokens: int = 0  # as requested
     stop: Sequence[str] = ()  # as requested
+    prompt_bytes: int = 0  # of the request
     silent: bool = False  # tokens without text were requested
     text: str = ""
     reasoning: str = ""  # text before the answer, of models that think
@@ -334,10 +336,13 @@ class Answer:
         for report in (*reports, *(choice.speculative_decoding for choice in event.choices or ())):
             if report is not None:
                 self.spec = of_request(report) or self.spec
-        sizes = {"pieces of text": self.chunks, "token ids": len(self.token_ids), "tokens": len(self.logprobs)}
-        for name, size in (*sizes.items(), ("KiB of text", self.text_bytes // TOKEN)):
-            if size > self.max_tokens + HIDDEN:
+        pieces, most = max(self.chunks, len(self.token_ids), len(self.logprobs)), self.max_tokens + HIDDEN
+        sizes = (("tokens", self.tokens), ("pieces of text", pieces), ("KiB of text", self.text_bytes // TOKEN))
+        for name, size in sizes:
+            if size > most:
                 raise AnswerError(f"the server sent {size} {name} with max_tokens {self.max_tokens}")
+        if (self.prompt_tokens or 0) > self.prompt_bytes + TEMPLATE:
+            raise AnswerError(f"the server counts {self.prompt_tokens} tokens in a prompt of {self.prompt_bytes} bytes")
         return before != (self.chunks, self.finish)
 
     def _add_text(self, text: str, reasoning: str, at_s: float) -> None:
@@ -507,7 +512,7 @@ class Server:
         body = {"model": self.model, "messages": list(messages), "stream": True, **self.fields, **settings}
         body |= {"stream_options": {"include_usage": True}} if self.usage else {}
         silent = any(body.get(name) for name in SILENT)
-        answer = Answer(settings["max_tokens"], settings.get("stop", ()), silent)
+        answer = Answer(settings["max_tokens"], settings.get("stop", ()), len(json.dumps(body)), silent)
         with self._exchange(TEXT, self.timeout_s, math.inf if most_s is None else most_s) as exchange:
             response = self._send("POST", f"{self.url}/chat/completions", exchange, body)
             try:
@@ -529,8 +534,8 @@ class Server:
 
     def ask_whole(self, messages: Sequence[Message], settings: Mapping[str, Any]) -> Answer:
         """Request an answer in one piece, within `timeout_s`. Only its text and its counts are set."""
-        answer = Answer(settings["max_tokens"])
         body = {"model": self.model, "messages": list(messages), **settings}
+        answer = Answer(settings["max_tokens"], prompt_bytes=len(json.dumps(body)))
         with self._exchange("whole answer", self.timeout_s) as exchange:
             page = self._whole(self._send("POST", f"{self.url}/chat/completions", exchange, body))
             if page.status_code != 200:

@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
@@ -28,6 +28,7 @@ from specbench_ss.bench.server_client import (
     REFUSED,
     Answer,
     AnswerError,
+    Name,
     Server,
     StatusError,
     settings,
@@ -103,9 +104,6 @@ VERSIONS = {  # engine -> pages with its version, and the field that has it
 }
 OWNERS = {"vllm": "vLLM", "llamacpp": "llama.cpp", "sglang": "SGLang"}  # `owned_by` of a model
 UNKNOWN_FIELD = (400, 422)  # statuses for a request with an unknown field
-
-
-Name = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
 class _Model(msgspec.Struct):
@@ -259,7 +257,8 @@ def manifest_for(
     baseline = config.endpoints[0].label
     model = dict.fromkeys(("hash", "parameters", "context_length", "chat_template"))
     model |= {"name": probed[0].server.model if probed else MODEL, "dtype": AS_SERVED, "device": AS_SERVED}
-    methods = [_entry(one, baseline) for one in (*probed, *(e for e in config.endpoints if e.command))]
+    servers: list[ProbedServer | Endpoint] = [*probed, *(one for one in config.endpoints if one.command)]
+    methods = [_entry(one, baseline) for one in servers]
     return manifest_of(config, data, command, model, methods) | {"baseline": baseline}
 
 

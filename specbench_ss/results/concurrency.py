@@ -166,8 +166,12 @@ def _output(row: SampleRecord) -> Any:
 
 
 def _within(row: SampleRecord, limits: Mapping[str, float]) -> bool:
-    """Return whether a good request is within all limits, in milliseconds; an output of one token has a TPOT of 0."""
-    times = zip(GOODPUT, (row.prefill_s, tpot_s(row), row.wall_s), strict=True)
+    """Return whether a good request is within all limits, in milliseconds; an output of one token has a TPOT of 0.
+
+    A TPOT that is not known, since the output came at once, is at most the whole time per token.
+    """
+    tpot = (row.wall_s or 0.0) / (row.tokens or 1) if row.decode_s is None else tpot_s(row)
+    times = zip(GOODPUT, (row.prefill_s, tpot, row.wall_s), strict=True)
     return all((seconds or 0.0) * 1000 <= limits.get(name, math.inf) for name, seconds in times)
 
 

@@ -50,7 +50,7 @@ def test_events_follow_the_standard() -> None:
     [
         b"",
         b'{"choices": [{}, {}]}',
-        b'{"choices": [{"finish_reason": "' + b"x" * 1000 + b'"}]}',
+        b'{"choices": [{"finish_reason": "' + b"x" * 2000 + b'"}]}',
         b'{"metrics": {"speculative_decoding": {"num_spec_steps": 1, "num_accepted_draft_tokens": 0, '
         b'"num_draft_tokens": 1, "per_step_drafted": [9007199254740992]}}}',
         b"null",
