@@ -578,6 +578,7 @@ class StopsOurClock(StopsClock):
     """Stops the clock of the harness, which nothing in this process can forbid; other clocks go on."""
 
     name = "stops-our-clock"
+    lost = 0.0
 
     def patch(self) -> None:
         timing.now = generate.now = lambda: self.real() - self.lost  # type: ignore[assignment,attr-defined]
