@@ -513,6 +513,30 @@ class WeightsFail(Honest):
         return [1, 2]  # type: ignore[list-item]
 
 
+class CheckFails(Honest):
+    name = "check-fails"
+
+    @classmethod
+    def check(cls, options: Any, base: Any) -> None:
+        raise ZeroDivisionError
+
+
+class AdvisesText(Honest):
+    name = "advises-text"
+
+    @classmethod
+    def check(cls, options: Any, base: Any) -> Any:
+        return "length=3"
+
+
+class BaselineFails(Honest):
+    name = "baseline-fails"
+
+    @classmethod
+    def baseline_for(cls, options: Any) -> MethodSpec:
+        raise SystemExit(0)
+
+
 class LoadFails(Honest):
     name = "load-fails"
 
