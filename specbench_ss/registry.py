@@ -190,7 +190,7 @@ def method_problem(kind: type[Any], name: Any) -> str:
             return f"it has no {attribute}"
         if type(value) is not wanted:
             return f"its {attribute} is a {type(value).__name__}, not a plain {wanted.__name__}"
-    if type(kind) is not ABCMeta or kind.__getattribute__ is not object.__getattribute__:
+    if type(kind) is not ABCMeta or inspect.getattr_static(kind, "__getattribute__") is not object.__getattribute__:
         return "it has a metaclass or a __getattribute__ of its own, so its attributes may change from read to read"
     if kind.name != name:
         return f"its `name` is {kind.name!r}, which must be the name that it is registered under"

@@ -18,7 +18,7 @@ from specbench_ss.engine.decoder import check_reference, reference_spec
 from specbench_ss.engine.engines import check_engine
 from specbench_ss.engine.generate import StopParams
 from specbench_ss.engine.target import Target
-from specbench_ss.errors import UserError, prefixed
+from specbench_ss.errors import UserError, plugin_code, prefixed
 from specbench_ss.models.cpu_dtype import chosen_dtype
 from specbench_ss.models.devices import check_divided, device_class, resolve_device, resolve_dtype
 from specbench_ss.models.load import check_template, outline_of
@@ -273,7 +273,8 @@ def check_methods(config: RunConfig, loaded: Target | None = None) -> tuple[Mode
     info, advised = _model_info(config, loaded), dict[str, Mapping[str, Any]]()
     for spec in config.methods:
         with _naming_preset(spec, config):
-            advised[spec.label] = registry.method_class(spec.name).check(registry.method_options(spec), info) or {}
+            advice = registry.method_class(spec.name).check(registry.method_options(spec), info)
+            advised[spec.label] = dict(advice or {})
     return info, advised
 
 
@@ -288,7 +289,8 @@ def drop_unsupported(
     for spec in config.methods:
         try:
             if spec.label in optional:
-                registry.method_class(spec.name).check(_options(spec, config), info)
+                with _naming_preset(spec, config):
+                    registry.method_class(spec.name).check(registry.method_options(spec), info)
             kept.append(spec)
         except UserError as error:
             notes.append(f"{spec.label} is left out: {error}")
@@ -303,7 +305,8 @@ def with_references(config: RunConfig) -> RunConfig:
     specs = {spec.label: spec for spec in config.methods}
     for spec in config.methods:
         kind = registry.method_class(spec.name)
-        reference = reference_spec(kind, _options(spec, config))
+        with _naming_preset(spec, config):
+            reference = reference_spec(kind, _options(spec, config))
         check_reference(kind, registry.method_class(reference.name))
         specs.setdefault(reference.label, reference)
     return replace(config, methods=tuple(specs.values()))
@@ -316,9 +319,10 @@ def _options(spec: MethodSpec, config: RunConfig) -> Any:
 
 @contextmanager
 def _naming_preset(spec: MethodSpec, config: RunConfig) -> Iterator[None]:
-    """Name the preset of a method in errors of its options."""
+    """Name a method and its preset in errors of its options and of its code."""
     try:
-        yield
+        with plugin_code(f"method {spec.label!r}"):
+            yield
     except UserError as error:
         files = "".join(f" (preset {preset.file})" for preset in config.presets if preset.method == spec.name)
         raise UserError(f"{error}{files}") from error

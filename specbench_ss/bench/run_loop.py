@@ -32,24 +32,31 @@ class RunCallbacks(Protocol):
 
     def on_start(self, total: int) -> None:
         """Called with the number of samples to be made."""
+        return
 
     def on_warm_up(self, label: str) -> None:
         """Called before a method decodes a warm-up prompt."""
+        return
 
     def on_estimate(self, seconds: float, samples: int) -> None:
         """Called after warm-up with an upper bound of the time that the samples take."""
+        return
 
     def on_sample_start(self, label: str, question_id: str) -> None:
         """Called before a method decodes a prompt."""
+        return
 
     def on_tokens(self, n: int) -> None:
         """Called with the number of new tokens of the current sample."""
+        return
 
     def on_sample(self, row: SampleRecord) -> None:
         """Called after a sample is committed."""
+        return
 
     def on_warning(self, text: str) -> None:
         """Called with a warning for the user; the run continues."""
+        return
 
 
 class NullCallbacks(RunCallbacks):

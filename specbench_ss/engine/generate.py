@@ -209,10 +209,10 @@ class DecodeSession:
 
     def _read_result(self, given: VerifyResult, drafted: int, verified: int) -> VerifyResult:
         """Return a copy of what `accept` returned. Raises an error unless it is a result for so many nodes."""
-        if type(given) is not VerifyResult:
-            raise TypeError(f"{self.decoder.name}: accept returned {_type_name(given)}, not a VerifyResult")
-        path, tokens, token = [*map(index, given.path)], [*map(index, given.tokens)], given.next_token  # of exact type
         name = f"{self.decoder.name}: accept returned"
+        if type(given) is not VerifyResult:
+            raise TypeError(f"{name} {_type_name(given)}, not a VerifyResult")
+        path, tokens, token = [*map(index, given.path)], [*map(index, given.tokens)], given.next_token  # of exact type
         if path[:1] != [0] or not 0 <= min(path) <= max(path) < verified:
             raise ValueError(f"{name} the path {path}; it begins with node 0, and the tree has {verified} nodes")
         if not tokens:

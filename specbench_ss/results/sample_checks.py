@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import mannwhitneyu
 
 from specbench_ss.engine.numerics import arithmetic
 from specbench_ss.results.text import percent
@@ -110,6 +109,8 @@ def order_memory(run: Run, label: str) -> list[str]:
     for row in run.of(label):
         if row.ok and row.steps and not row.repeat and (key := (row.question_id, row.turn)) in place:
             taus[place[key] < row.position].append(((row.tokens or 0) - (row.prefill_tokens or 0)) / row.steps)
+    from scipy.stats import mannwhitneyu  # takes half a second
+
     if not all(taus) or mannwhitneyu(*taus, alternative="less", method="asymptotic").pvalue > BY_CHANCE:
         return []
     others, after = (f"{np.mean(side):.2f}" for side in taus)

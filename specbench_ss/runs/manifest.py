@@ -390,17 +390,11 @@ def method_entry(label: str, decoder: Decoder) -> dict[str, Any]:
     options = decoder.options
     entry = {
         "label": label,
-        "name": decoder.name,
         "options": option_values(options),
         "resolved": decoder.metadata(),
-        "training_info": dict(decoder.training_info),
-        "advised": dict(decoder.advised),
-        "measured": dict(decoder.measured),
-        "lossless": decoder.lossless,
-        "stateful": decoder.stateful,
         "reference": reference_spec(decoder, options).label,
-        "summary": decoder.summary,
-        "paper": decoder.paper,
+        **{name: getattr(decoder, name) for name in ("name", "lossless", "stateful", "summary", "paper")},
+        **{name: dict(getattr(decoder, name)) for name in ("training_info", "advised", "measured")},
     }
     stored = plain(entry)
     user_files.convert(stored, METHOD)

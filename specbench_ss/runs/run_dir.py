@@ -308,7 +308,7 @@ class RunDir:
                 self._write_questions({})
             storage.write_json(self.path / MANIFEST, self.manifest)
 
-    def _write_questions(self, replaced: Mapping[str, Any]) -> None:
+    def _write_questions(self, replaced: dict[str, Any]) -> None:
         storage.write_json(self.path / QUESTIONS, [question.content() | replaced for question in self._questions])
 
     def keep_warning(self, text: str) -> None:

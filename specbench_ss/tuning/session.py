@@ -20,7 +20,7 @@ from specbench_ss.bench.timed_sample import gc_disabled, n_attempts
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, plugin_code
 from specbench_ss.options import REFERENCE, MethodSpec, value_text
 from specbench_ss.results.text import format_speedup, interval
 from specbench_ss.runs.manifest import now, plain
@@ -55,7 +55,7 @@ class DecoderBench:
 
     def options(self, at: MethodSpec) -> list[str]:
         """Return the method's tunable options, except those that the user gave."""
-        return [name for name in self.decoder(at).search_space() if name not in self.default.options]
+        return [name for name in self._space(at) if name not in self.default.options]
 
     def around(self, at: MethodSpec, option: str) -> list[MethodSpec]:
         """Return the configurations with another value of the option.
@@ -64,11 +64,15 @@ class DecoderBench:
         """
         options = {name: value for name, value in at.options.items() if name != option}
         specs: dict[str, MethodSpec] = {}
-        for value in self.decoder(at).search_space().get(option, ()):
+        for value in self._space(at).get(option, ()):
             spec = self._first_equal(MethodSpec(at.name, {**options, option: value_text(value)}))
             if spec is not None and spec.label != at.label:
                 specs[spec.label] = spec
         return list(specs.values())
+
+    def _space(self, at: MethodSpec) -> dict[str, list[Any]]:
+        with plugin_code(f"method {at.name!r}: search_space"):
+            return {str(name): list(values) for name, values in self.decoder(at).search_space().items()}
 
     def warm_up(self, spec: MethodSpec, prompt: int) -> None:
         """Answer a prompt briefly, without measuring."""

@@ -513,6 +513,30 @@ class WeightsFail(Honest):
         return [1, 2]  # type: ignore[list-item]
 
 
+class CheckFails(Honest):
+    name = "check-fails"
+
+    @classmethod
+    def check(cls, options: Any, base: Any) -> None:
+        raise ZeroDivisionError
+
+
+class AdvisesText(Honest):
+    name = "advises-text"
+
+    @classmethod
+    def check(cls, options: Any, base: Any) -> Any:
+        return "length=3"
+
+
+class BaselineFails(Honest):
+    name = "baseline-fails"
+
+    @classmethod
+    def baseline_for(cls, options: Any) -> MethodSpec:
+        raise SystemExit(0)
+
+
 class LoadFails(Honest):
     name = "load-fails"
 
@@ -578,6 +602,7 @@ class StopsOurClock(StopsClock):
     """Stops the clock of the harness, which nothing in this process can forbid; other clocks go on."""
 
     name = "stops-our-clock"
+    lost = 0.0
 
     def patch(self) -> None:
         timing.now = generate.now = lambda: self.real() - self.lost  # type: ignore[assignment,attr-defined]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,9 @@ import pytest
 from specbench_ss import registry
 from specbench_ss.cli import check
 from specbench_ss.cli.main import main
-from specbench_ss.conformance import Check
+from specbench_ss.conformance import Check, tiny_target
+from specbench_ss.conformance.exact_checks import GREEDY
+from specbench_ss.conformance.harness import Case, Subject, TinyModel, first_failure
 from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.options import MethodSpec
@@ -23,6 +27,16 @@ class Failing(broken.Honest):
 
     def propose(self, state: DecodeState) -> DraftTree:
         raise RuntimeError("no luck")
+
+
+class Sleeps(broken.Honest):
+    """A tenth of a second a step."""
+
+    seconds = 0.1
+
+    def propose(self, state: DecodeState) -> DraftTree:
+        time.sleep(self.seconds)
+        return DraftTree.root_only(state.root)
 
 
 METHODS: dict[str, type[Decoder]] = {
@@ -73,6 +87,28 @@ def test_an_error_that_breaks_several_checks_is_shown_once(capsys: pytest.Captur
         r"  failed +[2-4] checks stopped by the same error: RuntimeError: no luck \(.*py:\d+ in propose", out
     )
     assert out.count("no luck") == out.count("example  ") == 1 and len(out.splitlines()) < 10
+
+
+def test_two_equal_time_outs_end_the_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(METHODS, "sleeps", Sleeps)
+    monkeypatch.setattr(Sleeps, "seconds", 60.0)
+    assert main(["check", "sleeps", "--timeout", "0.5"]) == 1
+    out = capsys.readouterr().out
+    assert "2 checks stopped by the same error: no end within 0.5 s" in out
+    assert "skipped  other checks: two had no end within 0.5 s" in out and "description" not in out
+
+
+def test_the_time_limit_is_that_of_one_request() -> None:
+    """A trial of many takes longer."""
+    subject = Subject("default", TinyModel(tiny_target("llama")), lambda: Sleeps(tiny_target("llama")))
+
+    def test(subject: Subject, case: Case) -> str:
+        for most in (6, 7, 8):
+            subject.watch(replace(case, max_new_tokens=most))
+        return ""
+
+    trial = Check("long", "a long trial", lambda subject: [GREEDY], test)
+    assert first_failure(trial, subject, 1.5) is None and subject.answers == 3
 
 
 def test_options_make_the_first_example_another(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from specbench_ss import run
 from specbench_ss.results.ranking import speedup
-from specbench_ss.results.sample_checks import cross_request_memory
+from specbench_ss.results.sample_checks import cross_request_memory, order_memory
 from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
@@ -97,3 +97,56 @@ def test_a_plugin_that_remembers_makes_its_numbers_invalid(remembers: bool, warm
     row = next(r for r in summarise(read_run(tmp_path / "run")) if (r.task, r.method) == (OVERALL, "cribs"))
     assert any(line.startswith("invalid: the steps of") for line in row.health) is not remembers
     assert (row.comparison == "invalid", speedup(row) == "invalid") == (not remembers, not remembers)
+
+
+@pytest.mark.parametrize(
+    ("questions", "after", "found"),
+    [(24, FAST, True), (24, SLOW, False), (12, FAST, False)],
+    ids=["leaks", "steady", "few"],
+)
+def test_a_method_that_drafts_better_after_the_baseline_uses_its_outputs(
+    questions: int, after: list[Any], found: bool
+) -> None:
+    """Repeats that know it all, and a method that is slower then, state nothing."""
+    first = {f"q{i}": bool(i % 2) for i in range(questions)}  # whether the baseline comes first
+    made = make(
+        [(q, "ar", SLOW, 0.1, None, 0, 0) for q in first]
+        + [(q, "m", after if first[q] else SLOW, 0.1, None, 0, 0) for q in first]
+        + [(q, "m", FAST, 0.1, None, 0, 1) for q in first]
+    )
+    for row in made.rows:
+        row.position = int(first[row.question_id] == (row.method == "m"))
+    lines = order_memory(made, "m")
+    assert bool(lines) is found and not order_memory(made, "ar")
+    assert not found or lines[0].startswith(
+        "invalid: τ is 3.00 on prompts that ar answered before it and 1.00 on others"
+    )
+
+
+PEEKS = """
+import json
+from pathlib import Path
+from specbench_ss import Decoder, DraftTree
+
+class Peeks(Decoder):
+    name, summary = "peeks", "reads what the run directory and the cache hold of the prompts"
+
+    def on_prefill(self, state):
+        run = Path({out!r})
+        assert not any(q["references"] for q in json.loads((run / "questions.json").read_text()))
+        assert not state.cache.keys[0][0, :, state.position :].any(), "rows of the request before"
+
+    def propose(self, state):
+        return DraftTree.root_only(state.root)
+"""
+
+
+def test_neither_references_nor_rows_of_other_requests_are_there_while_methods_run(tmp_path: Path) -> None:
+    plugin, asked = tmp_path / "peeks.py", tmp_path / "asked.jsonl"
+    plugin.write_text(PEEKS.format(out=str(tmp_path / "run")))
+    asked.write_text("".join(f'{{"prompt": "Word {i}", "reference": ["answer"]}}\n' for i in range(3)))
+    given: dict[str, Any] = {"max_new_tokens": 8, "plugin": plugin, "warmup": 1}
+    run("peeks", suite=f"jsonl:{asked}", out=tmp_path / "run", **given)
+    done = read_run(tmp_path / "run")
+    assert [row.error for row in done.rows if not row.ok] == []
+    assert all(question.references for question in done.questions)
