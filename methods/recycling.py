@@ -47,7 +47,7 @@ class RecyclingOptions(Bounded):
     owner: ClassVar[str] = "recycling"
     k: Annotated[int, Ge(1), Le(MOST_NODES)] = option(WIDTH, "Number of successors stored for each token.")
     nodes: Annotated[int, Ge(1), Le(len(PUBLISHED))] | None = option(
-        len(PUBLISHED), "Number of drafted nodes: the best ones of the published tree.", cpu=8
+        len(PUBLISHED), "Number of drafted nodes: the best ones of the published tree.", cpu=3
     )
     tree: str = option(
         "",

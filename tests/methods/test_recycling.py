@@ -95,11 +95,11 @@ def test_the_steps_are_those_of_the_published_algorithm(seed: int) -> None:
 def test_a_cpu_has_a_smaller_tree_unless_nodes_are_given() -> None:
     target = Target(tiny_model("llama"))
     made = Recycling.load(target, RecyclingOptions())
-    assert made.max_tokens_per_step() == 1 + made.metadata()["nodes"] == 9
+    assert made.max_tokens_per_step() == 1 + made.metadata()["nodes"] == 4
     assert Recycling.load(target, RecyclingOptions(nodes=80)).max_tokens_per_step() == 81
     assert for_device(RecyclingOptions(), "cuda").nodes == 80
     listed = {option.name: option.default for option in describe_options(RecyclingOptions)}
-    assert listed["nodes"] == "80; on a CPU 8"
+    assert listed["nodes"] == "80; on a CPU 3"
 
 
 def test_the_matrix_holds_the_last_top_k_and_fills_the_tree() -> None:
