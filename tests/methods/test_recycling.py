@@ -119,7 +119,7 @@ def test_the_published_tree_has_the_published_counts() -> None:
 
 
 def test_a_vocabulary_smaller_than_k() -> None:
-    decoder = Recycling(Target(tiny_model("llama", vocab=5, layers=2)), RecyclingOptions(known_only=True))
+    decoder = Recycling(Target(tiny_model("llama", vocab=5, layers=2)), RecyclingOptions(nodes=80, known_only=True))
     assert generate(decoder, [3, 4, 3], StopParams(20), SamplingParams()).steps[-1].draft_nodes > 5
 
 
