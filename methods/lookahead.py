@@ -21,25 +21,28 @@ from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
-from specbench_ss.options import Bounded, option, parse_options
+from specbench_ss.options import Bounded, for_device, option, parse_options
+
+LEVEL, WINDOW, GUESSES = 5, 7, 7  # as published
 
 
 @dataclass(frozen=True, slots=True)
 class LookaheadOptions(Bounded):
-    """Options of `lookahead`; defaults as published for models of 7B. Letters in brackets are the paper's.
+    """Options of `lookahead`; defaults as published for models of 7B on a GPU. Letters in brackets are the paper's.
 
     Raise UserError if a step would have too many tokens.
     """
 
     owner: ClassVar[str] = "lookahead"
-    level: Annotated[int, Ge(2)] = option(5, "Length of the n-grams (N).")
-    window: Annotated[int, Ge(1)] = option(7, "Columns of the Jacobi window (W).")
-    guesses: Annotated[int, Ge(1)] = option(
-        7,
+    level: Annotated[int, Ge(2)] | None = option(LEVEL, "Length of the n-grams (N).", cpu=3)
+    window: Annotated[int, Ge(1)] | None = option(WINDOW, "Columns of the Jacobi window (W).", cpu=2)
+    guesses: Annotated[int, Ge(1)] | None = option(
+        GUESSES,
         "Number of n-grams stored for each first token and verified in a step (G). nodes=N sets the largest number "
         "of whole n-grams, of level - 1 nodes each, with at most N nodes.",
+        cpu=2,
     )
-    pool_from_prompt: bool = option(False, "Add the n-grams of the prompt to the pool.")
+    pool_from_prompt: bool | None = option(False, "Add the n-grams of the prompt to the pool.", cpu=True)
 
     def check_together(self) -> None:
         if self.most_tokens() > MOST_NODES:
@@ -50,9 +53,9 @@ class LookaheadOptions(Bounded):
 
     def most_tokens(self) -> int:
         """Return the tokens of the largest step: root, guesses without common prefixes, rest of the window."""
-        n, w = self.level, self.window
+        n, w, g = self.level or LEVEL, self.window or WINDOW, self.guesses or GUESSES  # defaults of a CPU are smaller
         window = max(levels * (w + n - 1 - levels) for levels in range(1, n))  # the window narrows while it fills
-        return window + self.guesses * (n - 1)
+        return window + g * (n - 1)
 
 
 class Lookahead(Decoder):
@@ -65,14 +68,14 @@ class Lookahead(Decoder):
     node_options = ("guesses",)
 
     def __init__(self, target: Target, options: Any = None) -> None:
-        super().__init__(target, options)
+        super().__init__(target, for_device(options or LookaheadOptions(), target.device_type))
         self.pool = NGramPool(self.options.guesses)
         self.window = torch.empty(0)  # int64 [levels, columns] on the device; [0, 0] is the root
 
     @classmethod
     def with_nodes(cls, given: Mapping[str, str], nodes: int) -> dict[str, str]:
         """Return the options with as many whole n-grams as there is room for, and shorter ones where there is none."""
-        level = min(parse_options(LookaheadOptions, given, cls.name).level, nodes + 1)
+        level = min(parse_options(LookaheadOptions, given, cls.name).level or LEVEL, nodes + 1)
         return super().with_nodes({**given, "level": str(level)}, nodes // (level - 1))
 
     @classmethod

@@ -23,7 +23,7 @@ from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.heads import Choice, MedusaTree, by_likelihood, from_branches, read_tree, tree_of
-from specbench_ss.options import Bounded, option
+from specbench_ss.options import Bounded, for_device, option
 
 # the 80 nodes published (template 2.2.2), as branches: prefix -> ranks
 PUBLISHED: tuple[Choice, ...] = from_branches({
@@ -42,12 +42,12 @@ FILL, UNSEEN = 0, -1  # without a stored successor: the token that the published
 
 @dataclass(frozen=True, slots=True)
 class RecyclingOptions(Bounded):
-    """Options of `recycling`; defaults as published, except that prompts share no successors."""
+    """Options of `recycling`; defaults as published, except that prompts share no successors, and for a CPU."""
 
     owner: ClassVar[str] = "recycling"
     k: Annotated[int, Ge(1), Le(MOST_NODES)] = option(WIDTH, "Number of successors stored for each token.")
-    nodes: Annotated[int, Ge(1), Le(len(PUBLISHED))] = option(
-        len(PUBLISHED), "Number of drafted nodes: the best ones of the published tree."
+    nodes: Annotated[int, Ge(1), Le(len(PUBLISHED))] | None = option(
+        len(PUBLISHED), "Number of drafted nodes: the best ones of the published tree.", cpu=3
     )
     tree: str = option(
         "",
@@ -72,7 +72,7 @@ class Recycling(Decoder):
     node_options = ("nodes", "tree")
 
     def __init__(self, target: Target, options: Any = None) -> None:
-        super().__init__(target, options)
+        super().__init__(target, for_device(options or RecyclingOptions(), target.device_type))
         self.stateful = self.options.keep
         self.tree = chosen_tree(self.options)
         self.levels = gathers(self.tree, target.device)
@@ -86,7 +86,7 @@ class Recycling(Decoder):
 
     @classmethod
     def check(cls, options: Any, base: ModelInfo) -> None:
-        chosen_tree(options)
+        chosen_tree(for_device(options, base.device_type))
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:

@@ -206,9 +206,21 @@ class Bounded:
         """Raise UserError for values that are within their bounds and incompatible."""
 
 
-def option(default: Any, help: str, flag: str = "") -> Any:
-    """Return the field of an option with this help text. flag: its name on the command line, if not the field's."""
-    return field(default=default, metadata={"help": help} | ({"flag": flag} if flag else {}))
+def option(default: Any, help: str, flag: str = "", cpu: Any = None) -> Any:
+    """Return the field of an option with this help text.
+
+    flag: its name on the command line, if not the field's. cpu: another default on a CPU, which `for_device` sets; the
+    field is None before.
+    """
+    about = {"help": help} | ({"flag": flag} if flag else {}) | ({} if cpu is None else {"defaults": (default, cpu)})
+    return field(default=default if cpu is None else None, metadata=about)
+
+
+def for_device(options: Any, device: str) -> Any:
+    """Return options with the defaults of a device class, a type of torch's devices, for those that are not given."""
+    two = {f.name: f.metadata["defaults"] for f in dataclasses.fields(options) if "defaults" in f.metadata}
+    given = option_values(options)
+    return dataclasses.replace(options, **{n: of[device == "cpu"] for n, of in two.items() if given[n] is None})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -345,6 +357,9 @@ def _is_union(kind: Any) -> bool:
 
 
 def _default_text(field: dataclasses.Field[Any]) -> str:
+    if "defaults" in field.metadata:
+        default, cpu = map(value_text, field.metadata["defaults"])
+        return f"{default}; on a CPU {cpu}"
     if field.default is not dataclasses.MISSING:
         return value_text(field.default)
     if field.default_factory is not dataclasses.MISSING:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from specbench_ss import user_files
 from specbench_ss.engine.architectures import ModelInfo
+from specbench_ss.engine.cpu_kernels import PrepackedLinear, has_room
 from specbench_ss.engine.decoder import DecodeState
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import MOST_NODES, AnyTopology, DraftTree, TreeTopology, indices, topology_of
@@ -224,6 +225,12 @@ def _read_json(path: Path, method: str) -> Any:
         raise UserError(f"{method}: cannot read tree {path}: {reason}") from None
 
 
+def prepacked(heads: Sequence[tuple[Tensor, Tensor | None]], target: Target) -> list[PrepackedLinear]:
+    """Return LM heads, weight and bias, for a CPU, where torch may be slow for one row of bfloat16."""
+    pack = target.prepack if has_room(sum(w.numel() * w.element_size() for w, _ in heads)) else ""
+    return [PrepackedLinear(*head, pack) for head in heads] if target.device_type == "cpu" else []
+
+
 MOST_FUSED = 9
 """Most tokens, verified and drafted, for which one LM-head matmul is cheaper than two.
 
@@ -250,6 +257,7 @@ class TreeHeads(DrafterDecoder):
     ) -> None:
         check_tree(tree, heads.count, target.vocab_size, self.name)
         super().__init__(target, options, heads, config)
+        heads.products = heads.products or prepacked(heads.lm_heads(), target)
         self.tree, self.depth = tree, tree.depth
         self.lossless = options.accept == "exact"
 

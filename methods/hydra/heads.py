@@ -20,7 +20,8 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from specbench_ss.engine import attention
 from specbench_ss.engine.architectures import ModelInfo, rotary_table
 from specbench_ss.engine.attention import Heads
-from specbench_ss.engine.target import AnyCache
+from specbench_ss.engine.cpu_kernels import PrepackedLinear
+from specbench_ss.engine.target import AnyCache, Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafting import Read
 from specbench_ss.methods._shared.small_llama import llama_layer
@@ -119,11 +120,16 @@ class HydraHeads(nn.Module):
         )
         self.hydra_lm_head = nn.ModuleList(nn.Linear(hidden, vocab) for _ in range(heads)) if own_unembed else None
         self.prefix = None if prefix is None else Prefix(prefix)
+        self.products: list[PrepackedLinear] = []  # of `lm_heads`, for inference on a CPU
 
     @property
     def count(self) -> int:
         """Return the number of heads."""
         return len(self.hydra_mlp)
+
+    def lm_heads(self) -> list[Any]:
+        """Return weight and bias of each head's own LM head."""
+        return [(head.weight, head.bias) for head in self.hydra_lm_head or ()]
 
     def logits(self, head: int, x: Tensor, path: Tensor, shared: Callable[[Tensor], Tensor]) -> Tensor:
         """Return logits [m, V] of a head from prefix states x [1 or m, h] and embedded tokens.
@@ -133,7 +139,8 @@ class HydraHeads(nn.Module):
         states: Tensor = self.hydra_mlp[head](torch.cat((x.expand(len(path), -1), path.flatten(1)), 1))
         if self.hydra_lm_head is None:
             return shared(states)
-        out: Tensor = self.hydra_lm_head[head](states)
+        heads: Any = self.products if self.products and torch.is_inference_mode_enabled() else self.hydra_lm_head
+        out: Tensor = heads[head](states)
         return out
 
 

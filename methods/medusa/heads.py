@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specbench_ss.engine.architectures import ModelInfo
+from specbench_ss.engine.cpu_kernels import PrepackedLinear
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafting import Read
 from specbench_ss.models.checkpoint import load_into, read_config, read_shapes, weights_in
@@ -29,11 +30,16 @@ class MedusaHeads(nn.Module):
         self.weight = nn.Parameter(torch.zeros(heads, layers, hidden, hidden))  # zero: a new head is the identity
         self.bias = nn.Parameter(torch.zeros(heads, layers, hidden))
         self.unembed = nn.Parameter(torch.zeros(heads, vocab, hidden)) if own_unembed else None
+        self.products: list[PrepackedLinear] = []  # of `lm_heads`, for inference on a CPU
 
     @property
     def count(self) -> int:
         """Return the number of heads."""
         return self.weight.shape[0]
+
+    def lm_heads(self) -> list[tuple[Tensor, None]]:
+        """Return weight and bias of each head's own LM head."""
+        return [] if self.unembed is None else [(weight, None) for weight in self.unembed]
 
     def states(self, x: Tensor, heads: int | None = None) -> Tensor:
         """Return each head's input to the LM head [heads, m, h] for final normed states x [m, h]."""
@@ -48,6 +54,8 @@ class MedusaHeads(nn.Module):
         x = self.states(x, heads)
         if self.unembed is None:
             return shared(x)
+        if self.products and torch.is_inference_mode_enabled():
+            return torch.stack([product(states) for product, states in zip(self.products, x, strict=False)])
         return x @ self.unembed[: len(x)].mT
 
 

@@ -44,8 +44,8 @@ class Placeholder(ModuleType):
 
 
 class _Finder(MetaPathFinder, Loader):
-    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
-        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in HEAVY else None
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self, is_package=True) if fullname.partition(".")[0] in HEAVY else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return Placeholder(spec.name)

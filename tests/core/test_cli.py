@@ -348,7 +348,7 @@ def test_lists_and_help_import_no_heavy_package(line: str, capsys: pytest.Captur
     done = subprocess.run([sys.executable, "-c", script, *line.split()], capture_output=True, text=True, timeout=60)
     assert main(line.split()) == 0
     assert done.stdout == capsys.readouterr().out  # the same text as with all packages
-    assert float(done.stderr) < 2.0  # no module but the CPU seconds: 0.2 to 0.6 on a quiet machine
+    assert float(done.stderr) < 4.0  # no module, only the CPU seconds: 0.2 to 0.6 on a quiet machine
 
 
 @pytest.mark.parametrize(

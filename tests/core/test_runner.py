@@ -199,6 +199,14 @@ def test_every_sample_is_made_once_and_committed_with_its_steps(tmp_path: Path) 
     assert bench.events.tokens == sum(r.tokens or 0 for r in done.rows)
 
 
+def test_caches_have_room_for_the_longest_conversation_before_the_first_sample(tmp_path: Path) -> None:
+    bench, reserved = Bench(tmp_path, warmup=1, max_new_tokens=7), list[int]()
+    bench.before = lambda label, prompt: reserved.append(bench.target.longest_request)
+    bench.run()
+    longest = max(len("".join(f"<u>{turn}<a>-" for turn in q.turns)) - len("<a>-") + 7 * len(q.turns) for q in ASKED)
+    assert set(reserved) == {longest}
+
+
 def test_all_methods_continue_the_reference_answers(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.answer = lambda label, prompt: f"{label} says"

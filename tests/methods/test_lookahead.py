@@ -10,6 +10,7 @@ from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.methods.lookahead import Lookahead, LookaheadOptions, NGramPool, prefix_tree
+from specbench_ss.options import for_device
 from tests.tiny import tiny_model
 
 PROMPT = [20, 4, 4, 30, 12, 9, 8, 50, 41] * 2
@@ -63,13 +64,20 @@ def test_a_guess_that_matches_whole_yields_a_token_more(level: int) -> None:
 
 
 def test_the_greedy_output_does_not_depend_on_the_seed_but_the_window_does() -> None:
-    decoder = Watched(Target(tiny_model("llama")), LookaheadOptions())
+    decoder = Watched(Target(tiny_model("llama")), LookaheadOptions(5, 7, 7))
     prompt = list(range(3, 40))
     answers, windows = set(), set()
     for seed in range(4):
         answers.add(tuple(generate(decoder, prompt, StopParams(20), SamplingParams(seed=seed)).tokens))
         windows.add(str(decoder.seen[0][1]))
     assert len(answers) == 1 and len(windows) == 4
+
+
+def test_a_cpu_has_a_small_window_unless_options_are_given() -> None:
+    target = Target(tiny_model("llama"))
+    made = Lookahead.load(target, LookaheadOptions(window=3)).options
+    assert made == LookaheadOptions(3, 3, 2, pool_from_prompt=True)
+    assert for_device(LookaheadOptions(), "cuda") == LookaheadOptions(5, 7, 7, pool_from_prompt=False)
 
 
 def test_the_prompt_fills_the_pool_where_asked() -> None:

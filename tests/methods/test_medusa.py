@@ -11,12 +11,14 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file, save_model
 
+from specbench_ss.engine.cpu_kernels import PrepackedLinear
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import MOST_NODES
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.heads import MOST_FUSED, PUBLISHED, best_tree, read_tree, requested_tree, tree_of
+from specbench_ss.methods.hydra.decode import Hydra
 from specbench_ss.methods.medusa import decode
 from specbench_ss.methods.medusa.decode import Medusa, MedusaOptions
 from specbench_ss.methods.medusa.heads import heads_from_tensors
@@ -122,6 +124,23 @@ def test_few_nodes_are_drafted_from_the_product_that_verifies(monkeypatch: pytes
         found.append([(step.draft_nodes, step.accepted_tokens, step.tokens) for step in steps])
         assert len(products) == (2 + len(steps) if most else 1 + 2 * len(steps))
     assert found[0] == found[1] and sum(accepted for _, accepted, _ in found[0])
+
+
+@pytest.mark.parametrize("kind", [Medusa, Hydra])
+def test_lm_heads_of_one_row_on_a_cpu_are_single_products(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target(tiny_model("llama").to(torch.bfloat16))
+    decoder, calls = kind.random(target, 2), list[torch.Size]()
+    usual = PrepackedLinear.__call__
+    monkeypatch.setattr(PrepackedLinear, "__call__", lambda own, x: calls.append(x.shape) or usual(own, x))
+    x = torch.randn(1, target.hidden_size, dtype=torch.bfloat16)
+    path = torch.randn(1, 1, target.hidden_size, dtype=torch.bfloat16)
+    arguments = (0, x, path, target.logits) if kind is Hydra else (x, target.logits, 1)
+    compute = decoder.heads.logits if kind is Hydra else decoder.heads
+    usual_logits = compute(*arguments)
+    assert not calls  # training and other modes use the modules
+    with torch.inference_mode():
+        logits = compute(*arguments)
+    assert calls == [x.shape] and torch.allclose(logits, usual_logits, atol=0.05)
 
 
 def test_accuracies_measured_elsewhere_make_the_tree(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from specbench_ss.engine.tree import DraftTree
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
 from specbench_ss.methods.recycling import FILL, UNSEEN, Recycling, RecyclingOptions, bigrams, template
+from specbench_ss.options import describe_options, for_device
 from tests.tiny import tiny_model
 
 PROMPT = [20, 4, 4, 30, 12, 9, 8, 50, 41] * 2
@@ -85,14 +86,24 @@ def published(target: Target, prompt: list[int], n: int) -> list[int]:
 def test_the_steps_are_those_of_the_published_algorithm(seed: int) -> None:
     """Unknown successors are token 0, are verified, and what follows them is learnt."""
     target = Target(tiny_model("llama", seed))
-    steps = generate(Recycling(target), PROMPT, StopParams(20), SamplingParams()).steps
+    steps = generate(Recycling(target, RecyclingOptions(nodes=80)), PROMPT, StopParams(20), SamplingParams()).steps
     assert {s.draft_nodes for s in steps} == {80}
     own = [s.accepted_tokens + 1 for s in steps]
     assert own == PINNED[seed] == published(target, PROMPT, 20)
 
 
+def test_a_cpu_has_a_smaller_tree_unless_nodes_are_given() -> None:
+    target = Target(tiny_model("llama"))
+    made = Recycling.load(target, RecyclingOptions())
+    assert made.max_tokens_per_step() == 1 + made.metadata()["nodes"] == 4
+    assert Recycling.load(target, RecyclingOptions(nodes=80)).max_tokens_per_step() == 81
+    assert for_device(RecyclingOptions(), "cuda").nodes == 80
+    listed = {option.name: option.default for option in describe_options(RecyclingOptions)}
+    assert listed["nodes"] == "80; on a CPU 3"
+
+
 def test_the_matrix_holds_the_last_top_k_and_fills_the_tree() -> None:
-    decoder = Watched(Target(tiny_model("llama")), RecyclingOptions(known_only=True))
+    decoder = Watched(Target(tiny_model("llama")), RecyclingOptions(nodes=80, known_only=True))
     steps = generate(decoder, PROMPT, StopParams(40), SamplingParams()).steps
     assert steps[0].draft_nodes == 0 and max(s.draft_nodes for s in steps) == 80 and decoder.twice > 100
     assert max(s.accepted_tokens for s in steps) > 3
@@ -108,7 +119,7 @@ def test_the_published_tree_has_the_published_counts() -> None:
 
 
 def test_a_vocabulary_smaller_than_k() -> None:
-    decoder = Recycling(Target(tiny_model("llama", vocab=5, layers=2)), RecyclingOptions(known_only=True))
+    decoder = Recycling(Target(tiny_model("llama", vocab=5, layers=2)), RecyclingOptions(nodes=80, known_only=True))
     assert generate(decoder, [3, 4, 3], StopParams(20), SamplingParams()).steps[-1].draft_nodes > 5
 
 

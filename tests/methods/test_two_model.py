@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.methods._shared.tree_growth import draw
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.sd.decode import TwoModel, TwoModelOptions, random_draft
+from specbench_ss.methods.sd.decode import TwoModel, TwoModelOptions, draft_chain, random_draft
 from specbench_ss.methods.sd.draft import Draft
 from tests.methods.assisted import assert_same_steps
 from tests.methods.exactness import p_value
@@ -87,6 +88,13 @@ def test_levels_of_a_tree_are_passes_over_their_paths(target: Target) -> None:
 
 
 @thorough
+def test_a_sampled_chain_has_one_distribution_for_each_token() -> None:
+    draft: Any = SimpleNamespace(feed=lambda token: torch.arange(7.0))
+    state: Any = SimpleNamespace(rng=torch.Generator().manual_seed(0))
+    tokens, probs = draft_chain(draft, torch.zeros(7), 3, 0.0, SamplingParams(temperature=1.0), state)
+    assert tokens.shape == (3,) and probs is not None and probs.shape == (3, 7)
+
+
 def test_candidates_are_drawn_where_there_are_fewer_words_than_candidates() -> None:
     """The output is the target's all the same; what is drawn from many words the checks look at."""
     target = Target(tiny_model("llama", vocab=7, layers=2))
