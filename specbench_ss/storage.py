@@ -222,7 +222,7 @@ MOST_LETTERS = 50  # of a name in that of its temporary file: names have a limit
 
 @contextmanager
 def temporary(path: Path, create: Callable[[Path], int] = _new_file) -> Iterator[tuple[Path, int]]:
-    """Yield a new file or folder with a random name beside `path`, and its descriptor; at the end it is removed.
+    """Yield a new file or folder with a random name in the folder of `path`, and its descriptor; remove it at the end.
 
     It is locked. Those that killed processes left are not, and are removed first.
     """
