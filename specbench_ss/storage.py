@@ -222,7 +222,7 @@ MOST_LETTERS = 50  # of a name in that of its temporary file: names have a limit
 
 @contextmanager
 def temporary(path: Path, create: Callable[[Path], int] = _new_file) -> Iterator[tuple[Path, int]]:
-    """Yield a new file or folder with a random name beside `path`, and its descriptor; at the end it is removed.
+    """Yield a new file or folder with a random name in the folder of `path`, and its descriptor; remove it at the end.
 
     It is locked. Those that killed processes left are not, and are removed first.
     """
@@ -248,17 +248,15 @@ def temporary(path: Path, create: Callable[[Path], int] = _new_file) -> Iterator
 
 def _remove_unused(path: Path) -> None:
     """Remove a temporary file or folder that no process has locked."""
-    with suppress(OSError), contextlib.ExitStack() as stack:
-        stack.callback(os.close, descriptor := os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK))
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _remove(path)
+    os.close(descriptor)
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def sync_folder(path: Path) -> None:

@@ -64,7 +64,7 @@ PUBLISHED: tuple[Choice, ...] = from_branches({
     (0, 0, 0, 0): 2,
 })  # fmt: skip
 
-WEIGHTS_HELP = "Folder or file with the drafter. Empty: the one bundled with the model."
+WEIGHTS_HELP = "Folder, file or hub id of the drafter. Empty: the one bundled with the model."
 
 
 class EagleDecoder(FeatureDecoder):

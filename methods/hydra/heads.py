@@ -21,7 +21,7 @@ from specbench_ss.engine import attention
 from specbench_ss.engine.architectures import ModelInfo, rotary_table
 from specbench_ss.engine.attention import Heads
 from specbench_ss.engine.cpu_kernels import PrepackedLinear
-from specbench_ss.engine.target import AnyCache, Target
+from specbench_ss.engine.target import AnyCache
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafting import Read
 from specbench_ss.methods._shared.small_llama import llama_layer

@@ -22,7 +22,7 @@ from specbench_ss.results.terminal import cell, machine_lines
 from specbench_ss.results.text import cut, format_speedup, percent, pluralize, visible
 from specbench_ss.runs.records import Run
 from specbench_ss.stats import FEWEST
-from specbench_ss.storage import replacing
+from specbench_ss.storage import write_text
 
 SCRIPTS = ("page.js", "charts.js", "tables.js", "explorer.js", "scatter.js", "replay.js", "what-if.js")
 NOT_SHOWN = ("n counts", run_ranking.NO_MEAN)  # the ranking has neither n nor quality
@@ -50,27 +50,22 @@ class HtmlReport(Report):
 
     def write(self, results: Results, path: Path) -> None:
         """Write the page, whole or not at all."""
-        _write(assets.render("report.html.jinja", scripts(SCRIPTS), page=page(results)), path)
+        write_text(path, assets.render("report.html.jinja", scripts(SCRIPTS), page=page(results)))
 
     def write_runs(self, runs: Sequence[Results], path: Path) -> None:
         """Write the page of several runs, whole or not at all."""
         made = of_several.page(runs)
-        _write(assets.render("comparison.html.jinja", scripts(SCRIPTS[:3]), page=made), path)
+        write_text(path, assets.render("comparison.html.jinja", scripts(SCRIPTS[:3]), page=made))
 
     def write_result(self, experiment: Experiment, result: Result, facts: Mapping[str, str], path: Path) -> None:
         """Write the page of an experiment, whole or not at all."""
         made = _experiment_page(experiment, result, facts)
-        _write(assets.render("experiment.html.jinja", scripts(SCRIPTS[1:3], bool(made["charts"])), page=made), path)
+        write_text(path, assets.render("experiment.html.jinja", scripts(SCRIPTS[1:3], bool(made["charts"])), page=made))
 
 
 def scripts(names: Sequence[str], charts: bool = True) -> list[str]:
     """Return the scripts of a page, Plotly first where it has charts."""
     return [*([assets.plotly_js()] if charts else []), assets.joined(names)]
-
-
-def _write(text: str, path: Path) -> None:
-    with replacing(path) as file:
-        file.write(text.encode())
 
 
 def view_of(results: Results) -> View:

@@ -133,8 +133,7 @@ def _rows_of(length: int, target: Target, text: DrafterText, steps: int, bench: 
     if file.exists():
         return [tuple(row) for row in user_files.decoder(list[list[str | float | int | None]])(file.read_bytes())]
     rows = _segment_rows(length, _forms(target, text, steps, bench), machine_of(target).exact)
-    with storage.replacing(file) as kept:
-        kept.write(json.dumps(rows).encode())
+    storage.write_text(file, json.dumps(rows))
     return rows
 
 

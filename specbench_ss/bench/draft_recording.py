@@ -1,4 +1,4 @@
-"""Untimed second passes: drafts of every step recorded, or one request profiled.
+"""Untimed passes: drafts of every step recorded after the samples, or one request profiled before them.
 
 Greedy answers, and sampled ones with their seed, are reproduced. Methods with cross-request state are left out.
 
@@ -229,25 +229,24 @@ class Session(Protocol):
     recording: Recording
     run_dir: RunStore
     decoders: dict[str, Decoder]
+    dropped: dict[str, str]
 
     def answer_again(self, decoder: Decoder, sample: Sample, most: int | None = None) -> Generation: ...
     def warn_and_keep(self, text: str) -> None: ...
 
 
-class PostRunPasses:
-    """The second passes of a session's methods."""
+class SecondPasses:
+    """The untimed passes of a session's methods."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.recording, self.run_dir = session, session.recording, session.run_dir
         self.decoders, self.answer, self.warn = session.decoders, session.answer_again, session.warn_and_keep
 
     def make(self, samples: Sequence[Sample]) -> None:
-        """Record requested drafts and traces that are missing. A failure only gives a warning."""
+        """Record requested drafts that are missing. A failure only gives a warning."""
         chosen = samples_to_record(samples, self.recording.record_drafts, self.session.config.seed)
         existing = {record.key for record in read_drafts(self.run_dir.path)} if chosen else set()
         self.record_drafts([sample for sample in chosen if sample.key not in existing])
-        if self.recording.trace:
-            self._trace(samples)
 
     def record_drafts(self, chosen: Sequence[Sample]) -> None:
         """Record the drafts of these answers, except failed ones."""
@@ -270,13 +269,12 @@ class PostRunPasses:
             self.warn(f"no drafts of {sample.method} on {sample.question.id}: {error_text(error)}")
             return Drafts(*sample.key, reason=error_text(error))
 
-    def _trace(self, samples: Sequence[Sample]) -> None:
-        """Profile each method's first good request, after the same one unprofiled."""
+    def trace(self, samples: Sequence[Sample]) -> None:
+        """Profile each method's first request, after the same one unprofiled. A failure only gives a warning."""
         traces: dict[str, dict[str, Any]] = dict(self.run_dir.manifest.get("traces") or {})
         for label, decoder in self.decoders.items():
-            of_method = (s for s in samples if s.method == label and s.key in self.run_dir.rows)
-            sample = next((s for s in of_method if self.run_dir.rows[s.key].ok), None)
-            if sample is None or label in traces:
+            sample = next(s for s in samples if s.method == label)
+            if label in traces or label in self.session.dropped:
                 continue
             name = trace_file(label, [str(t.get("file")) for t in traces.values()])
             request = partial(self._tokens, decoder, sample)
@@ -286,9 +284,9 @@ class PostRunPasses:
                 trace = traced(request, decoder.target.device, file)
                 traces[label] = trace | {"question_id": sample.question.id}
                 self.run_dir.update(traces=traces)
-            except Exception as error:  # the samples are stored already
+                decoder.reset_history()
+            except Exception as error:  # the samples matter more
                 self.warn(f"no trace of {label}: {error_text(error)}")
-            decoder.reset_history()
 
     def _tokens(self, decoder: Decoder, sample: Sample) -> int:
         return len(self.answer(decoder, sample, MOST_TOKENS).tokens)

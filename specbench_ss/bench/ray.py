@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench_ss.bench import run_loop
-from specbench_ss.bench.draft_recording import PostRunPasses, samples_to_record
+from specbench_ss.bench.draft_recording import SecondPasses, samples_to_record
 from specbench_ss.bench.preflight import Plan, preset_notes
 from specbench_ss.bench.run_loop import RunCallbacks, RunLoop, Watch, unwatched
 from specbench_ss.bench.runner import Loaded, LocalSession, finished, load
@@ -206,7 +206,7 @@ class Worker:
         try:
             with frozen_heap():
                 self._session.run_pending(shard.samples)
-                PostRunPasses(self._session).record_drafts(shard.drafts)
+                SecondPasses(self._session).record_drafts(shard.drafts)
         except UserError as error:  # the device failed: Ray starts another process
             print(f"ssbench: {error}", file=sys.stderr)
             os._exit(1)

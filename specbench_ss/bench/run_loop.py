@@ -118,6 +118,10 @@ class RunLoop(ABC):
         """Keep warnings that are known before the first sample."""
         return
 
+    def prepare(self, samples: Sequence[Sample]) -> None:
+        """Make the passes after warm-up, before the first sample."""
+        return
+
     def finalize(self, samples: Sequence[Sample]) -> None:
         """Make the passes after the last sample."""
         return
@@ -146,6 +150,7 @@ class RunLoop(ABC):
         with frozen_heap():
             if (todo or self.goal) and self.config.warmup:
                 self.warm_up()
+            self.prepare(samples)
             max_new_tokens = self.config.max_new_tokens or self.data.max_new_tokens
             if seconds := sum(self.token_s.get(sample.method, 0.0) * max_new_tokens for sample in todo):
                 self.events.on_estimate(seconds, len(todo))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specbench_ss import registry, user_files
 from specbench_ss.bench import run_loop
-from specbench_ss.bench.draft_recording import PostRunPasses
+from specbench_ss.bench.draft_recording import SecondPasses
 from specbench_ss.bench.preflight import Plan, check_ids, limits, preset_notes, prompt_ids
 from specbench_ss.bench.run_loop import ConcurrencySweep, Session, Watch, unwatched
 from specbench_ss.bench.run_loop import RunCallbacks as RunCallbacks
@@ -166,8 +166,12 @@ class LocalSession(Session):
         self.token_s.pop(label, None)
         self.events.on_warning(f"{label} is dropped: it {why}")  # as its records do
 
+    def prepare(self, samples: Sequence[Sample]) -> None:
+        if self.recording.trace:
+            SecondPasses(self).trace(samples)
+
     def finalize(self, samples: Sequence[Sample]) -> None:
-        PostRunPasses(self).make(samples)
+        SecondPasses(self).make(samples)
         if self.config.concurrency:
             BatchedConcurrencySweep(self, cast("RunDir", self.run_dir)).make()
 

@@ -17,7 +17,7 @@ class _Output(io.FileIO):
 
     lost: OSError | None = None
 
-    def write(self, data: object) -> int:  # type: ignore[override]
+    def write(self, data: object) -> int:
         """Write what can be written, and report all of it as written."""
         try:
             while self.lost is None:

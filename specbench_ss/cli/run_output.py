@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -40,6 +41,7 @@ from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.suite import SuiteData
 
 PLAIN_LINES = 10  # progress lines of a run without a terminal
+SILENT_S = 5.0  # seconds of reading a model's files after which a line is printed
 MINUTES = 90  # seconds from which a duration is given in minutes
 Form = Literal["short", "verbose", "quiet", "json"]
 
@@ -235,7 +237,13 @@ def run(
 
 def measure(config: RunConfig, where: OutputOptions, access: Access | None = None) -> Results:
     """Make the run, or resume it, and show its progress. User errors are raised before anything is measured."""
-    return measure_plan(plan_of(config, where, access), where, access)
+    reading = threading.Timer(SILENT_S, print, [f"reading {config.model or 'the model'} ..."], {"file": sys.stderr})
+    reading.start()
+    try:
+        plan = plan_of(config, where, access)
+    finally:
+        reading.cancel()
+    return measure_plan(plan, where, access)
 
 
 def measure_plan(plan: AnyPlan, where: OutputOptions, access: Access | None = None) -> Results:

@@ -359,10 +359,8 @@ class SampleRecord(KeyedRecord):
 
     def without_numbers(self) -> SampleRecord:
         """Return the failed sample that replaces this one when its steps are lost."""
-        identity = (getattr(self, name) for name in ("category", "index", "position", "seed"))
-        return SampleRecord(
-            *self.key, *identity, self.suite_edition, self.suite_hash, "failed", error="its steps are lost"
-        )
+        place = (self.category, self.index, self.position, self.seed, self.suite_edition, self.suite_hash)
+        return SampleRecord(*self.key, *place, status="failed", error="its steps are lost")
 
     @classmethod
     def read(cls, line: bytes) -> SampleRecord:

@@ -358,7 +358,7 @@ class RunOptions(CommandOptions):
     )
     trace: bool = _record(
         False,
-        "Profile one request of each method after the measurement, and write a trace of its operators and kernels for "
+        "Profile one request of each method after its warm-up, and write a trace of its operators and kernels for "
         "Perfetto (https://ui.perfetto.dev).",
         modes=(PROCESS,),
     )

@@ -233,3 +233,17 @@ def test_the_last_line_of_a_question_counts_and_the_terminal_shows_all(
     assert "2.00×" in reported and "5 of 5" in reported and "The files do not contain" in reported
     assert main(["import-specbench", *files, "--baseline", "m.jsonl", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"][1]["speedup"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("form", ["specbench", "csv", "parquet"])
+def test_links_in_the_folder_are_replaced_and_not_followed(make_run: MakeRun, tmp_path: Path, form: str) -> None:
+    run, victim = make_run(labels=("ar", "ss"), questions=1), tmp_path / "victim"
+    victim.write_text("mine")
+    assert main(["export", str(run), "--form", form]) == 0
+    files = [*(run / form).iterdir()]
+    for file in files:
+        file.unlink()
+        for link in (file, file.with_name(f"{file.name}.tmp")):
+            link.symlink_to(victim)
+    assert main(["export", str(run), "--form", form]) == 0
+    assert victim.read_text() == "mine" and not any(file.is_symlink() for file in files)

@@ -1,8 +1,11 @@
-"""Unusual input: pipes, nested trees, and models whose embeddings are projected."""
+"""Unusual input and output: pipes, streams that fail, interruptions, nested trees, and projected embeddings."""
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +13,15 @@ import pytest
 import transformers
 
 from specbench_ss import load_model, prompt_files, registry
+from specbench_ss.cli import commands
+from specbench_ss.cli.shared import print_json
 from specbench_ss.conformance import tiny_tokenizer
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.models.resolve import LAB
 from tests.cli import failing
+from tests.conftest import MakeRun
 
 
 def test_prompts_may_come_through_a_pipe(tmp_path: Path) -> None:
@@ -59,3 +65,57 @@ def test_in_python() -> None:
         SamplingParams(1e-38)
     with pytest.raises(UserError, match="not available"):
         load_model("lab", device="cpu:9")
+
+
+PRINTING = """
+import sys
+from specbench_ss.cli import commands, main
+def written(args):
+    print("\\u03c4 \\xd7 \\ud800 " * 20_000)
+    print("done", file=sys.stderr)
+    return 7
+commands.main = written
+main.console()
+"""
+
+
+@pytest.mark.parametrize(
+    "output", ["", ">&-", ">&- 2>&-", "<&- >&- 2>&-", "| head -1", ">/dev/full", ">/dev/full 2>&1"]
+)
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_printing_cannot_fail(output: str, encoding: str) -> None:
+    line = f'"{sys.executable}" -c "$PRINTING" {output}; exit ${{PIPESTATUS[0]}}'
+    environment = {**os.environ, "PRINTING": PRINTING, "PYTHONIOENCODING": encoding}
+    ended = subprocess.run(["bash", "-c", line], env=environment, capture_output=True)
+    assert ended.returncode == 7 and b"Traceback" not in ended.stderr
+    if not output:
+        assert "?" in ended.stdout.decode(encoding) and len(ended.stdout) > 100_000
+    if "2>" not in output:
+        assert ended.stderr.splitlines()[0] == b"done"
+        assert (b"incomplete: no space left" in ended.stderr) == ("/dev/full" in output)
+
+
+def test_json_is_printed_in_ascii(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json(content := {"\u03c4": "\ud800"})
+    output = capsys.readouterr().out
+    assert output.isascii() and json.loads(output) == content
+
+
+def test_ctrl_c_while_starting_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "_imported", interrupt)
+    assert commands.main(["suites"]) == 130 and capsys.readouterr().err == "ssbench: interrupted\n"
+    script = "import signal; from specbench_ss.cli import main; signal.signal(signal.SIGALRM, "
+    script += "signal.default_int_handler); signal.setitimer(signal.ITIMER_REAL, 0.01); main.console()"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (130, "ssbench: interrupted\n")
+
+
+def test_open_without_a_browser_is_stated(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("webbrowser.open", lambda _: False)
+    assert commands.main(["report", str(make_run()), "--open"]) == 0
+    assert "browser" in capsys.readouterr().err

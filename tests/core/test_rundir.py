@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from specbench_ss import storage
 from specbench_ss.engine.decoder import Generation, Step
 from specbench_ss.errors import UserError
 from specbench_ss.results.sample_checks import unfinished
@@ -276,3 +277,43 @@ def test_a_warning_is_kept_once(tmp_path: Path) -> None:
         run.keep_warning("x")
         run.keep_warning("x")
         assert run.manifest["warnings"] == ["x"]
+
+
+def test_a_file_is_replaced_through_a_new_one_with_a_random_name(tmp_path: Path) -> None:
+    path, victim = tmp_path / "report.html", tmp_path / "victim"
+    victim.write_text("mine")
+    for link in (path, tmp_path / "report.html.tmp"):
+        link.symlink_to(victim)
+    umask = os.umask(0o027)
+    try:
+        with storage.replacing(path) as first, storage.replacing(path) as second:
+            assert len({name.name for name in tmp_path.glob(".report.html.*.tmp")}) == 2
+            first.write(b"1")
+            second.write(b"2")
+    finally:
+        os.umask(umask)
+    assert path.read_bytes() == b"1" and not path.is_symlink() and path.stat().st_mode & 0o777 == 0o640
+    assert victim.read_text() == "mine" and len(list(tmp_path.iterdir())) == 3
+    with pytest.raises(UserError, match="folder"), storage.replacing(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("name", ["file", "é" * 120])
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path, name: str) -> None:
+    def killed() -> None:
+        with storage.replacing(tmp_path / name), storage.replacing_folder(tmp_path / f"{name}s"):
+            os.kill(os.getpid(), 9)
+
+    process = get_context("fork").Process(target=killed)
+    process.start()
+    process.join()
+    assert len(list(tmp_path.iterdir())) == 2
+    (tmp_path / f".{name}.tmp").write_text("the user's")
+    with storage.replacing(tmp_path / name) as first:
+        with storage.replacing(tmp_path / name) as second:  # keeps the first, which is in use
+            second.write(b"2")
+        first.write(b"1")
+    with storage.replacing_folder(tmp_path / f"{name}s") as folder:
+        (folder / "a").write_text("")
+    assert {file.name for file in tmp_path.iterdir()} == {name, f"{name}s", f".{name}.tmp"}
+    assert (tmp_path / name).read_bytes() == b"1"

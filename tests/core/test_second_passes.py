@@ -1,4 +1,4 @@
-"""Drafts and traces of a run: made after it, without a change to it."""
+"""Drafts and traces of a run: made after or before its samples, without a change to them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from specbench_ss.bench.draft_recording import (
     samples_to_record,
     timeline,
 )
+from specbench_ss.bench.runner import LocalSession
 from specbench_ss.bench.schedule import plan
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.verify import verify_greedy
+from specbench_ss.runs.manifest import read_manifest
 from specbench_ss.suite import Question
 
 QUESTIONS = [Question(f"{task}-{i}", task, ("one", "two"), ((), ()), None) for task in ("x", "y") for i in range(5)]
@@ -110,6 +112,16 @@ def test_a_trace_opens_and_adds_up(made: Path) -> None:
         assert len(found["timeline"]) == 120 and all(0 <= share <= 1 for share in found["timeline"])
     machine = results.machine().set_index("method")
     assert machine.loc["ar", "trace_busy_share"] == traces["ar"]["busy_share"]
+
+
+def test_an_interrupted_run_has_its_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalSession, "run_sample", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run("pld", out=tmp_path / "run", device="cpu", trace=True, **FEW)
+    assert list(read_manifest(tmp_path / "run")["traces"]) == ["ar", "pld"]
 
 
 def test_resuming_makes_only_what_is_missing(made: Path) -> None:

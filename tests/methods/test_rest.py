@@ -38,6 +38,7 @@ from specbench_ss.methods.rest.decode import REST, RESTOptions, draft_tree
 from specbench_ss.models.load import load_target, outline_of
 from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import RunConfig
+from specbench_ss.storage import locked
 from specbench_ss.training.data import load_rows
 from specbench_ss.training.self_distill import ResponseCache
 from tests.cli import failing
@@ -447,3 +448,10 @@ def test_without_the_package_that_sorts_suffixes_one_line_is_reported(
         and "method     pld" in reported.out
         and "method     rest" not in reported.out
     )
+
+
+def test_two_builds_of_one_folder_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build = ["datastore", "build", "--lab", "1", "--out", str(tmp_path / "out")]
+    with locked(tmp_path / "out"):
+        assert "in use" in failing(build, capsys)
+    assert not list(tmp_path.iterdir()) and main(build) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,14 +12,16 @@ from typing import Any
 import pytest
 
 EXTRA = "pip install -e '.[browser]'"
-sync_api = pytest.importorskip("playwright.sync_api", reason=f"the package playwright is not installed: {EXTRA}")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+GIVEN = os.environ.get("BROWSER_PATH")
+CHROMIUM = next(filter(None, map(shutil.which, (GIVEN,) if GIVEN else NAMES)), None)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium")
 
 
 @contextmanager
 def browser() -> Iterator[Any]:
     """A browser without a sandbox, which a container does not let it have."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason=f"the package playwright is not installed: {EXTRA}")
     with sync_api.sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         yield running

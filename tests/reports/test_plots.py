@@ -56,11 +56,27 @@ def test_html_needs_no_extra(make_run: MakeRun, tmp_path: Path, monkeypatch: pyt
     assert "Plotly.newPlot" in path.read_text(encoding="utf-8") and "[w=<b>" not in path.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("command", ["plot {run}", "report {run} --format png"])
 def test_kaleido_is_asked_for_where_it_is_missing(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "kaleido", None)
-    assert "pip install -e '.[plot]'" in failing(["plot", str(make_run())], capsys)
+    assert "pip install -e '.[plot]'" in failing(command.format(run=make_run()).split(), capsys)
+
+
+def test_without_a_browser_pictures_are_one_line_and_other_files_are_written(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("kaleido", reason="figures as files need the extra `plot`")
+    run = make_run()
+    before = set(run.iterdir())
+    for browser in ("/nonexistent", "/bin/true"):
+        monkeypatch.setenv("BROWSER_PATH", browser)
+        for command in (f"plot {run}", f"plot {run} --out {run}/a.svg", f"report {run} --format png"):
+            assert "Chromium" in failing(command.split(), capsys)
+    assert set(run.iterdir()) == before
+    assert all(main(["report", str(run), "--format", name]) == 0 for name in ("html", "csv", "md", "json", "parquet"))
+    assert main(["plot", str(run), "--out", f"{run}/a.html"]) == 0
 
 
 def test_the_command_offers_the_figures_that_there_are() -> None:
