@@ -119,7 +119,9 @@ class DFlashTraining(BlockTraining):
     conv_kernel_size: Annotated[int, Ge(0), Le(1024)] = option(
         0, "Positions read by the convolutions around attention and MLP (DFlash2: 2). 0: no convolutions."
     )
-    conv_group_size: Annotated[int, Ge(1), Le(1 << 14)] = option(16, "Channels that share a kernel of the convolutions.")
+    conv_group_size: Annotated[int, Ge(1), Le(1 << 14)] = option(
+        16, "Channels that share a kernel of the convolutions."
+    )
     selector_rank: Annotated[int, Ge(0), Le(1 << 14)] = option(
         0, "Rank of the selector among each position's best tokens (DFlash2: 256). 0: no selector."
     )
@@ -258,7 +260,9 @@ class DSparkTraining(BlockTraining):
     layers: Annotated[int, Ge(1), Le(128)] = option(5, "Number of decoder layers of the drafter.")
     block_size: Annotated[int, Ge(1), Le(MOST_BLOCK)] = option(BLOCK, "Positions of a block, each drafts a token.")
     decay: Annotated[float, Gt(0)] = option(4.0, "The k-th drafted token's loss has the weight exp(-(k - 1) / decay).")
-    markov_rank: Annotated[int, Ge(0), Le(1 << 14)] = option(256, "Rank of the Markov head. 0: none, DFlash from the root on.")
+    markov_rank: Annotated[int, Ge(0), Le(1 << 14)] = option(
+        256, "Rank of the Markov head. 0: none, DFlash from the root on."
+    )
     markov_kind: MarkovKind = option(
         "vanilla", "Kind of the Markov head; vLLM serves vanilla. gated and rnn also read the block's states."
     )

@@ -143,7 +143,9 @@ class JointTraining(HeadsTraining):
     """Options of `ssbench train medusa2`."""
 
     owner: ClassVar[str] = "medusa2"
-    lora_rank: Annotated[int, Ge(0), Le(1 << 14)] = option(32, "Rank of the backbone's LoRA. 0: train all weights of the backbone.")
+    lora_rank: Annotated[int, Ge(0), Le(1 << 14)] = option(
+        32, "Rank of the backbone's LoRA. 0: train all weights of the backbone."
+    )
     coefficient: Annotated[float, Gt(0)] = option(0.2, "Weight of the heads' loss relative to the next token's loss.")
     ramp: Annotated[int, Ge(0)] = option(100, "Number of warm-up steps of that weight from 0.")
     head_lr: Annotated[float, Gt(0)] = option(4.0, "Learning rate of the heads relative to the backbone's.")

@@ -34,7 +34,9 @@ class MaskOptions(Bounded):
 
     owner: ClassVar[str] = "space"
     masks: Annotated[int, Ge(1), Le(64)] = option(5, "Number of masks: tokens drafted after the next one.")
-    lora_rank: Annotated[int, Ge(1), Le(1 << 14)] = option(32, "Rank of the LoRA in every linear layer but the LM head.")
+    lora_rank: Annotated[int, Ge(1), Le(1 << 14)] = option(
+        32, "Rank of the LoRA in every linear layer but the LM head."
+    )
     mask_share: Annotated[float, Gt(0), Lt(1)] = option(
         0.5, "Fraction of the masks' loss in the total; next tokens have the rest."
     )
