@@ -304,8 +304,6 @@ class RunDir:
         """Change entries of the manifest atomically."""
         self.manifest |= changes
         with self._write_access():
-            if changes.get("status", "running") != "running":
-                self._write_questions({})
             storage.write_json(self.path / MANIFEST, self.manifest)
 
     def _write_questions(self, replaced: dict[str, Any]) -> None:
@@ -327,6 +325,8 @@ class RunDir:
 
     def close(self) -> None:
         """Close the files; appended lines are already on the disk."""
+        with contextlib.suppress(OSError):
+            self._write_questions({})
         for file in self._files.values():
             file.close()
         os.close(self._lock)

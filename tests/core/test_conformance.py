@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from specbench_ss.conformance import CHECKS, FEW, Case, CheckFailed, CheckRunner, check_decoder, tiny_target
-from specbench_ss.conformance.harness import Subject
+from specbench_ss.conformance.harness import SPARE, Subject
 from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import DraftTree
@@ -149,10 +149,13 @@ class CrossesTheEnd(Honest):
 
 
 class Cuts(Honest):
-    """Has the loop believe that the answer is longer than it is."""
+    """Answers otherwise where the cache has rows for a short answer alone."""
 
-    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
-        state.prompt_tokens = max(1, state.prompt_tokens - 1)
+    def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
+        if state.cache.capacity - state.prompt_tokens >= 6 + SPARE + (self.max_tokens_per_step() or 0):
+            return super().accept(state, tree, output)
+        token = (output.logits[0, 0].argmax()[None] + 1) % self.target.vocab_size
+        return VerifyResult([0], [int(token)], token)
 
 
 class GlobalDraws(Honest):

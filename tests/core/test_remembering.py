@@ -107,7 +107,7 @@ def test_a_plugin_that_remembers_makes_its_numbers_invalid(remembers: bool, warm
 def test_a_method_that_drafts_better_after_the_baseline_uses_its_outputs(
     questions: int, after: list[Any], found: bool
 ) -> None:
-    """Repeats that know it all, and a method that is slower then, state nothing."""
+    """Repeats that are all fast, and few questions, state nothing."""
     first = {f"q{i}": bool(i % 2) for i in range(questions)}  # whether the baseline comes first
     made = make(
         [(q, "ar", SLOW, 0.1, None, 0, 0) for q in first]
