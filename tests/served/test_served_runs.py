@@ -182,7 +182,7 @@ def stored(run: Path) -> list[SampleRecord]:
 
 
 def test_servers_that_count_equal_outputs_differently_have_no_ratio(questions: Path, tmp_path: Path) -> None:
-    with serving() as one, serving(Behaviour(mode="miscount", counted=6)) as other:
+    with serving() as one, serving(Behaviour(mode="miscount", after=1, counted=6)) as other:
         made = measured([one, other], ["one", "other"], questions, tmp_path / "r")
     row = made.summary(all=True).query("task == 'overall' and method == 'other'").iloc[0]
     assert row["comparison"] == "invalid" and math.isnan(row["speedup"]) and "equal outputs" in " ".join(row["health"])
