@@ -200,7 +200,8 @@ def rope_of(fields: Mapping[str, Any], layers: int | None = None) -> Any:
 
     Raise UserError if its layers differ. layers: their number, None = as stated.
     """
-    rope, kinds = fields.get("rope_parameters"), fields.get("layer_types") or ()
+    rope: Any = fields.get("rope_parameters")
+    kinds = fields.get("layer_types") or ()
     by_kind = {kind: part for kind, part in rope.items() if isinstance(part, Mapping)} if isinstance(rope, dict) else {}
     if not by_kind:
         return rope

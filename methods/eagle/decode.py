@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 import torch
 from annotated_types import Ge, Le
@@ -349,7 +349,7 @@ class Eagle(EagleDecoder):
             def sampled(level: Level, logits: Tensor) -> Tensor:
                 qs.append(state.sampling.probs(logits))
                 drafted = draw(qs[-1], state.rng, self.siblings)[level.parent, level.sibling]
-                return self.drafter.token_ids(drafted)
+                return cast("Tensor", self.drafter.token_ids(drafted))
 
             (tokens,) = self._fill(sampled, EagerPass(self.target, self.cache, 0), *inputs)
         else:
@@ -360,7 +360,8 @@ class Eagle(EagleDecoder):
 
     def _best(self, level: Level, logits: Tensor) -> Tensor:
         """Return a level's tokens [m], the most probable ones of logits [rows, V]."""
-        return self.drafter.token_ids(logits.topk(self.tree.width).indices[level.parent, level.rank])
+        drafted = logits.topk(self.tree.width).indices[level.parent, level.rank]
+        return cast("Tensor", self.drafter.token_ids(drafted))
 
     def _fill(
         self, choose: Callable[[Level, Tensor], Tensor], current: AnyPass, root: Tensor, states: Tensor
@@ -376,7 +377,7 @@ class Eagle(EagleDecoder):
 
     def _probs(self, qs: list[Tensor]) -> Tensor:
         """Return q [n, V] at the nodes with children; rows of leaves are zero."""
-        q = self.drafter.target_probs(torch.cat(qs), self.target.vocab_size)
+        q: Tensor = self.drafter.target_probs(torch.cat(qs), self.target.vocab_size)
         return q.new_zeros(len(self.tree.topology.parents), q.shape[-1]).index_copy_(0, self.inner_nodes, q)
 
 

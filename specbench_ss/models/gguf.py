@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -153,7 +153,7 @@ def _reader_class() -> type[GGUFReader]:
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
             if raw_type != GGUFValueType.ARRAY:
                 return super()._get_field_parts(orig_offs, raw_type)
-            data, end = memoryview(self.data), orig_offs + 12
+            data, end = memoryview(cast("Any", self.data)), orig_offs + 12
             kind, count = struct.unpack_from("<IQ", data, orig_offs)
             if kind == GGUFValueType.STRING:
                 for _ in range(count):

@@ -159,9 +159,11 @@ def weight_files(folder: Path, keep: Callable[[str], bool] = lambda name: True) 
         if (folder / whole).is_file():
             return [folder / whole]
         if (folder / index).is_file():
-            parts = read_json(folder / index).get("weight_map")
-            names = list(parts.values()) if isinstance(parts, dict) else []
-            if not names or not all(isinstance(name, str) and len(name) < 256 for name in names):
+            stated = read_json(folder / index).get("weight_map")
+            parts: dict[str, Any] = stated if isinstance(stated, dict) else {}
+            if not (names := list(parts.values())) or not all(
+                isinstance(name, str) and len(name) < 256 for name in names
+            ):
                 raise UserError(f"{folder / index} is damaged: it has no weight_map of file names")
             if outside := [name for name in names if Path(name).name != name]:
                 raise UserError(f"{folder / index} names {outside[0]!r}, which is no file name in its folder")

@@ -95,8 +95,7 @@ def level_rows(run: Run, load: Load, invalid: Collection[str] = ()) -> list[Conc
     for label in sorted(run.labels, key=lambda label: label != run.baseline):
         row = _row(run, label, load, baseline, plain)
         if label in invalid:
-            nothing = dict.fromkeys(("speedup", "speedup_interval", "throughput_ratio"))
-            row = replace(row, comparison="invalid", **nothing)
+            row = replace(row, comparison="invalid", speedup=None, speedup_interval=None, throughput_ratio=None)
         plain = row.tokens_per_s if label == run.baseline else plain
         found.append(row)
     return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -359,8 +359,8 @@ class SampleRecord(KeyedRecord):
 
     def without_numbers(self) -> SampleRecord:
         """Return the failed sample that replaces this one when its steps are lost."""
-        place = (self.category, self.index, self.position, self.seed, self.suite_edition, self.suite_hash)
-        return SampleRecord(*self.key, *place, status="failed", error="its steps are lost")
+        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.default is MISSING}
+        return SampleRecord(**kept | {"status": "failed"}, error="its steps are lost")
 
     @classmethod
     def read(cls, line: bytes) -> SampleRecord:
