@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from specbench_ss import compare, load_run, run
@@ -185,7 +185,7 @@ def test_servers_that_count_equal_outputs_differently_have_no_ratio(questions: P
     with serving() as one, serving(Behaviour(mode="miscount", after=1, counted=6)) as other:
         made = measured([one, other], ["one", "other"], questions, tmp_path / "r")
     row = made.summary(all=True).query("task == 'overall' and method == 'other'").iloc[0]
-    assert row["comparison"] == "invalid" and math.isnan(row["speedup"]) and "equal outputs" in " ".join(row["health"])
+    assert row["comparison"] == "invalid" and pd.isna(row["speedup"]) and "equal outputs" in " ".join(row["health"])
     assert made.headline.startswith("Unreliable (invalid)")
 
 
