@@ -478,7 +478,7 @@ def load(plan: Plan) -> Loaded:
         try:
             decoder = registry.load_method(spec, target)
             with plugin_code(f"method {label!r} declares what cannot be stored"):
-                made.methods[label], made.shapes[label] = method_entry(label, decoder), _shape(decoder)
+                made.methods[label], made.shapes[label] = method_entry(label, decoder), cost_shape(decoder)
             made.decoders[label] = decoder
         except PluginError as error:
             kind, own = registry.method_class(spec.name), plain(option_values(registry.method_options(spec)))
@@ -495,7 +495,7 @@ def load(plan: Plan) -> Loaded:
     return made
 
 
-def _shape(decoder: Decoder) -> dict[str, Any]:
+def cost_shape(decoder: Decoder) -> dict[str, Any]:
     """Return the shapes of a method's model and drafter. Raises ValueError if they cannot be read again."""
     drafter, extra = drafter_shape(decoder.drafter_weights(), decoder.target), decoder.extra_work().as_dict()
     shape = plain({**model_shape(decoder.target), "drafter": drafter, "extra_work": extra})

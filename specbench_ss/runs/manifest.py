@@ -270,8 +270,8 @@ def same_run(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
             f"--resume: the run in {path} has engine {stored_engine}, this session {engine}; "
             f"use --engine {stored_engine}"
         )
-    both = zip(stored["methods"], wanted["methods"], strict=False)
-    stored["methods"] = [new if "error" in old else old for old, new in both]  # one that did not load may load now
+    newer = {entry["label"]: entry for entry in wanted["methods"]}  # one that did not load may load now
+    stored["methods"] = [newer.get(old["label"], old) if "error" in old else old for old in stored["methods"]]
     _raise_differences(path, list(_differing_methods(stored, wanted)))
     return {**stored, "sessions": [*stored.get("sessions", []), *wanted.get("sessions", [])]}
 

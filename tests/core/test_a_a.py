@@ -42,7 +42,7 @@ def recorded() -> dict[str, Run]:
             row.prefill_s = row.wall_s = float(line["wall_s"])
             rows[line["comparison"]].append(row)
     methods = [{"label": label, "lossless": True} for label in ("ar", "ar#2")]
-    manifest = {"methods": methods, "model": {"dtype": "float32"}}
+    manifest = {"config": {}, "methods": methods, "model": {"dtype": "float32"}}
     return {name: Run(Path(), manifest, found, Steps.from_samples({})) for name, found in rows.items()}
 
 

@@ -149,7 +149,7 @@ def test_tuning_measures_no_answer_during_which_a_pass_was_recorded(
 
     monkeypatch.setattr(bench, "_answer", watched)
     bench.measure(spec, 0)
-    assert during[0] > 0 and during[-1] == 0
+    assert max(during) > 0 and during[-1] == 0
     bench.measure(spec, 0)  # the first prompt took the cache's memory; now its pass is recorded too
     tried = len(during)
     bench.measure(spec, 0)

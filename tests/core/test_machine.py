@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from specbench_ss import Decoder, load_method, load_model, load_run
-from specbench_ss.bench.runner import machine_of
+from specbench_ss.bench.runner import cost_shape
 from specbench_ss.cli import doctor
 from specbench_ss.cli.main import main
 from specbench_ss.engine import cpu_kernels
@@ -110,7 +110,7 @@ def test_a_drafter_is_what_the_target_is_not() -> None:
 
 def test_a_draft_model_is_its_methods_drafter() -> None:
     lab = load_model("lab", device="cpu")
-    found = machine_of(lab, {"sd": load_method("sd", lab), "pld": load_method("pld", lab)})["shapes"]
+    found = {name: cost_shape(load_method(name, lab)) for name in ("sd", "pld")}
     assert 0 < found["sd"]["drafter"]["weight_bytes"] < found["sd"]["weight_bytes"]
     assert found["pld"]["drafter"] == {"weight_bytes": 0, "matrix_parameters": 0}
 

@@ -30,7 +30,7 @@ RUN = ["run", "--methods", "ar", "--limit", "1", "--tasks", "qa"]
         (["--methods", "ss[prune_threshold=1]"], "prune_threshold must be 0 or more and below 1, not 1.0"),
         (["--methods", "ss-shared[gamma=9]"], "ssbench: ss-shared: gamma must be 1 to 4 (as trained), not 9"),
         (["--methods", "ss-shared", "--set", f"ss-shared.weights={LAB}/ss"], "are of mode lossless: use ss"),
-        (["--methods", "medusa", "--set", f"medusa.weights={LAB}/ss"], f"'down' ({LAB}/ss/model.safetensors)"),
+        (["--methods", "medusa", "--set", f"medusa.weights={LAB}/ss"], f"'down' ({LAB}/ss)"),
     ],
 )
 @pytest.mark.parametrize("dry", [["--dry-run"], []])

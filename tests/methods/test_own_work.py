@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from specbench_ss.bench.runner import machine_of
+from specbench_ss.bench.runner import cost_shape
 from specbench_ss.engine import cpu_kernels
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.generate import DecodeSession, StopParams
@@ -80,7 +80,7 @@ def test_counted_operations_are_those_that_torch_counts(
         sum(s.draft_nodes for s in last),
         sum(s.verified_nodes for s in last),
     )
-    about = machine_of(own, {"m": decoder})["shapes"]["m"] | {"attention_flops": 0, "drafter": None}
+    about = cost_shape(decoder) | {"attention_flops": 0, "drafter": None}
     cost = counted([row], about)
     assert cost is not None
     share = cost.flops / sum(computed)

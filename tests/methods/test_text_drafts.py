@@ -155,9 +155,11 @@ def test_vocabularies_are_compared_by_what_they_state(lab: Target, other: Path) 
     wider.tokenizer = copy.deepcopy(lab.tokenizer)
     wider.tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})  # the same id, in no prompt
     assert renamed.get_vocab()["<tool>"] == wider.tokenizer.get_vocab()["<image>"]
-    assert mismatch(ModelInfo(lab.config, renamed, "renamed"), wider) == ""
+    config = copy.deepcopy(lab.config)
+    config.vocab_size += 64
+    assert mismatch(ModelInfo(config, renamed, "renamed"), wider) == ""
     renamed.chat_template = "<tool>" + renamed.chat_template
-    assert "'<image>', not '<tool>'" in mismatch(ModelInfo(lab.config, renamed, "renamed"), wider)
+    assert "'<image>', not '<tool>'" in mismatch(ModelInfo(config, renamed, "renamed"), wider)
     wider.tokenizer = None
     assert mismatch(lab, wider) == f"{lab.vocab_size + 64} tokens, the model has {lab.vocab_size}"
 

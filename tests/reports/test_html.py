@@ -193,7 +193,7 @@ def test_long_labels_are_abbreviated_and_no_two_alike() -> None:
     long = [f"ss[root=on,gamma=1,n_draft={i}]" for i in (1, 2)]
     names = short_labels(["ar", "ss", *long, "ss-2"])
     assert names["ss"] == "ss" and names["ss-2"] == "ss-2" and len(set(names.values())) == len(names)
-    assert [names[label] for label in long] == ["ss n_draft=1", "ss n_draft=2"]
+    assert [names[label] for label in long] == ["ss root=on gamma=1 n_draft=1", "ss root=on gamma=1 n_draft=2"]
     folder = "ss[weights=/drafters/smollm2/ss-root-parent,nodes=16]"
     named = short_labels(["medusa[weights=/drafters/medusa,nodes=32]", folder, "ss[weights=/drafters/smollm2/ss]"])
     assert list(named.values()) == ["medusa", "ss ss-root-parent nodes=16", "ss ss"]

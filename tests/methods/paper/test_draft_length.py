@@ -51,7 +51,9 @@ def measured(run: Run, config: RunConfig) -> Run:
 
 
 def _as(row: SampleRecord, label: str, size: int, times: float) -> SampleRecord:
-    return replace(row, method=label, wall_s=(row.wall_s or 0.0) / times, concurrency=None if size == 1 else size)
+    seconds, load = (row.wall_s or 0.0) / times, None if size == 1 else size
+    by_prefill = {"prefill_s": seconds, "decode_s": 0.0, "prefill_tokens": row.tokens, "steps": 0}  # steps are not kept
+    return replace(row, method=label, wall_s=seconds, started=0.0, ended=seconds, concurrency=load, **by_prefill)
 
 
 @pytest.fixture
