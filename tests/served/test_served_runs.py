@@ -438,7 +438,7 @@ def test_a_report_and_a_comparison_are_made_of_such_runs(questions: Path, tmp_pa
     page = write_report(load_run(tmp_path / "a")).read_text()
     assert "&lt;b&gt;two" in page and "<b>two</b>" not in page and "Load levels" in page
     assert "over ar" not in page.lower()
-    for form in ("md", "csv", "json", "parquet", "png"):
+    for form in ("md", "csv", "json", "parquet"):
         assert main(["report", str(tmp_path / "a"), "--format", form]) == 0
     assert main(["report", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     assert main(["export", str(tmp_path / "a"), "--form", "specbench", "--out", str(tmp_path / "files")]) == 2
