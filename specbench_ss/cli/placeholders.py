@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 from typing import Any
 
-from specbench_ss.registry import METHODS, SUITES, TRAINERS, entry_points
+from specbench_ss.registry import COMMANDS, METHODS, SUITES, TRAINERS, entry_points
 
 HEAVY = {
     "accelerate", "httpx", "huggingface_hub", "jinja2", "numpy", "pandas", "plotly", "psutil", "pyarrow", "pynvml",
@@ -61,7 +61,8 @@ def only_prints(words: Sequence[str]) -> bool:
     """
     plain = not any(word.startswith("-") for word in words[:-1])  # else --help may be an option's value
     asks = words[-1:] in (["-h"], ["--help"]) or words == ["suites"] or (words[:1] == ["methods"] and len(words) < 3)
-    points = (point for group in (METHODS, SUITES, TRAINERS) for point in entry_points(group.entry_points))
+    groups = (METHODS.entry_points, SUITES.entry_points, TRAINERS.entry_points, COMMANDS)
+    points = (point for group in groups for point in entry_points(group))
     return plain and asks and all(point.value.startswith("specbench_ss.") for point in points)
 
 

@@ -13,6 +13,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from specbench_ss.engine.checks import NotFinite, check_logits, why
 from specbench_ss.engine.decoder import (
@@ -98,7 +99,7 @@ class DecodeSession:
         self.clock = Clock(*target.layer_devices)
         self.prompt, self.began = list(prompt), began
         self.ids = self.prompt  # with the output; `state.ids`, which a method may replace, is never read
-        self.context = torch.empty(0)  # int64 [S] on the device, the same tokens, for logits processors
+        self.context = torch.empty(0)  # `ids` on the device, int64 [S] and room for more, for logits processors
         self.finish: Finish | None = None
         self.tokens_past_stop = 0
         self.candidates: list[Candidates] = []  # of every kept token, at a temperature above 0
@@ -129,7 +130,7 @@ class DecodeSession:
         state = DecodeState([*self.prompt], len(self.prompt), torch.empty(0), self.cache, self.sampling, rng=self.rng)
         ids = torch.tensor([self.prompt], device=self.target.device)
         output, root = self.decoder.prefill(state, ids), DraftTree.root_only(ids[0, -1:])
-        self.context = ids[0]
+        self.context = functional.pad(ids[0], (0, self.stop_checker.cap)) if self.target.processors else ids[0]
         self._process_logits(output, root, 0)
         first = self._read_result(verify(output.logits[0], root, self.sampling, self.rng), 1, 1)
         self._record_max_logits(first, output)
@@ -191,14 +192,14 @@ class DecodeSession:
     def _process_logits(self, output: Output, tree: DraftTree, n_new: int) -> None:
         """Apply the logits processors to each node's logits. n_new: output tokens up to the root."""
         if (processors := self.target.processors) is not None:
-            path = tree.topology.ancestors().to(tree.tokens.device)  # a node follows itself and its ancestors
-            n_before = path.sum(1) + (n_new - 1)
-            output.logits = processors.process(output.logits[0], self.context, tree.tokens, path, n_before)[None]
+            path, depths = tree.visibility()  # a node follows itself and its ancestors
+            context = self.context[: len(self.ids)]
+            output.logits = processors.process(output.logits[0], context, tree.tokens, path, n_new + depths)[None]
 
     def _extend_context(self, tokens: Sequence[int]) -> None:
-        """Append chosen tokens to the context of the logits processors."""
+        """Append kept tokens, the last ones of `ids`, to the context of the logits processors."""
         if self.target.processors is not None:
-            self.context = torch.cat((self.context, indices(tokens, self.context.device)))
+            self.context[len(self.ids) - len(tokens) : len(self.ids)] = indices(tokens, self.context.device)
 
     def _check_token_ids(self, prefix: str, tokens: Sequence[int]) -> None:
         """Raise ValueError for a token id outside the vocabulary. prefix: beginning of the message."""
@@ -254,7 +255,7 @@ class DecodeSession:
         for lo, hi, offsets in ranges:
             self.cache.compact(start, gather_offsets(offsets, path), lo, hi)
         state.ids = self.ids = self.ids + result.tokens[:n_tokens]
-        self._extend_context(result.tokens)
+        self._extend_context(result.tokens[:n_tokens])
         state.root = result.next_token
         node = path[-1]
         state.hidden_states = {layer: t[:, node : node + 1] for layer, t in output.hidden_states.items()}

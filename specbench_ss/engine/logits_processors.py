@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Any
 
 import torch
@@ -26,6 +27,8 @@ NOT_APPLIED = (  # settings that change the tokens of `generate`; a run has its 
     "forced_eos_token_id", "exponential_decay_length_penalty", "sequence_bias", "guidance_scale", "dola_layers",
     "penalty_alpha", "watermarking_config",
 )  # fmt: skip
+
+_constant = lru_cache(maxsize=64)(indices)  # of settings, which no step shall copy again
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +64,9 @@ class LogitsProcessors(Bounded):
             penalised = torch.where(seen < 0, seen * self.repetition_penalty, seen / self.repetition_penalty)
             scores = scores.scatter(1, ids, penalised)
         if self.suppress_tokens:
-            scores = scores.index_fill(1, indices(self.suppress_tokens, scores.device), -math.inf)
+            scores = scores.index_fill(1, _constant(self.suppress_tokens, scores.device), -math.inf)
         if self.min_new_tokens and self.stop_ids:
-            stops = indices(self.stop_ids, scores.device)
+            stops = _constant(self.stop_ids, scores.device)
             early = (n_new < self.min_new_tokens)[:, None]
             scores = scores.index_copy(1, stops, scores[:, stops].masked_fill(early, -math.inf))
         return scores
@@ -89,7 +92,7 @@ def processors_of(model: Any, stop_ids: frozenset[int]) -> tuple[LogitsProcessor
     config = getattr(model, "generation_config", None)
     stated: dict[str, Any] = {} if config is None else config.to_diff_dict()
     others = {name: stated[name] for name in NOT_APPLIED if stated.get(name) not in (None, 0, 1)}
-    words = [list(word) for word in stated.get("bad_words_ids") or ()]
+    words = [list(word) for word in stated.get("bad_words_ids") or () if list(word) not in [[i] for i in stop_ids]]
     if all(len(word) == 1 for word in words):  # longer ones depend on the tokens before
         others.pop("bad_words_ids", None)
     ids = {*(stated.get("suppress_tokens") or ()), *(word[0] for word in words if len(word) == 1)}

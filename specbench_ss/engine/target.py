@@ -220,6 +220,7 @@ class Target(ModelInfo):
         other = Target(model, self.tokenizer, self.name, self.folder, fp16_weights=self.fp16_weights)
         other.parameter_count, other.quantization = parameter_count, quantization
         other.is_lab, other.bundled_drafters, other.weights_hash = self.is_lab, self.bundled_drafters, weights_hash
+        other.processors, other.settings_not_applied = self.processors, self.settings_not_applied
         self.derived.add(other)
         other.inherit_cuda_graphs(self)
         return other

@@ -4,7 +4,7 @@ import sys
 
 OPTIONAL = (
     "kaleido", "choreographer", "playwright", "axe_playwright_python", "pypdf", "gguf", "datasets", "ray", "vllm",
-    "llama_cpp", "openai", "prometheus_client", "bitsandbytes", "torchao", "triton", "speculators", "loguru",
+    "llama_cpp", "prometheus_client", "bitsandbytes", "torchao", "triton", "speculators", "loguru",
     "fastapi", "uvicorn",
 )  # fmt: skip
 sys.modules.update(dict.fromkeys(OPTIONAL))  # type: ignore[arg-type]

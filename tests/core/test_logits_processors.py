@@ -28,7 +28,7 @@ PROMPT = [3, 5, 4, 3, 6, 2, 5, 3, 1, 4]
 SETTINGS: tuple[dict[str, Any], ...] = (
     {"repetition_penalty": 3.0},
     {"repetition_penalty": 0.4, "suppress_tokens": [4]},
-    {"bad_words_ids": [[2], [5]], "min_new_tokens": 6},
+    {"bad_words_ids": [[2], [5], [3]], "min_new_tokens": 6},
 )
 
 
@@ -46,6 +46,7 @@ def test_ar_is_generate_of_transformers(settings: dict[str, Any]) -> None:
     limits = StopParams(24, target.eos_ids)
     assert generate(Autoregressive(target), PROMPT, limits, SamplingParams()).tokens == expected.tolist()
     plain = Target(tiny_model("llama", 3, vocab=11))
+    assert target.with_model(target.model, "").processors == target.processors
     assert generate(Autoregressive(plain), PROMPT, limits, SamplingParams()).tokens != expected.tolist()
 
 
