@@ -12,7 +12,7 @@ from dataclasses import MISSING, fields
 from inspect import Parameter, Signature
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Self, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Self, get_type_hints
 
 import typer
 from rich.console import Console, RenderableType
@@ -22,9 +22,11 @@ from rich.markup import escape
 from specbench_ss.errors import UserError, known_words
 from specbench_ss.options import bounds_of
 from specbench_ss.redaction import redacted_words
-from specbench_ss.results.analysis import Results
-from specbench_ss.results.checks import Check
 from specbench_ss.runs.run_options import FINDINGS, RunOptions, fields_of, flag
+
+if TYPE_CHECKING:  # pandas takes half a second
+    from specbench_ss.results.analysis import Results
+    from specbench_ss.results.checks import Check
 
 
 def interrupted(rest: str) -> typer.Exit:
