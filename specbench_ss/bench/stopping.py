@@ -22,6 +22,8 @@ KNOWN = 8  # degrees of freedom from which the spread of repeats is used for pre
 SURE = 0.95  # confidence that repeats cannot help, at which they end
 NARROWS = 0.98  # factor by which the last two repeats must have narrowed an interval for another one
 
+DOMINATES = 0.8  # share of the width that no repeat can narrow, above which another repeat is not worth its time
+
 
 @dataclass(frozen=True, slots=True)
 class Width:
@@ -108,7 +110,7 @@ def why_stop(rows: Sequence[SampleRecord], labels: Sequence[str], repeats: int, 
     if now.half <= goal.target_ci:
         return f"{width}: every interval is within --target-ci (±{goal.target_ci:g})"
     more = f"about {now.needed(goal.target_ci)} questions in place of {now.questions} would do (--limit)"
-    if now.at_best is not None and now.at_best > goal.target_ci:
+    if now.at_best is not None and now.at_best > max(goal.target_ci, DOMINATES * now.half):
         return f"{width}: between-question variance dominates (±{now.at_best:.3f} at best); {more}"
     before = widest_ci(rows, labels, repeats - 2).half if repeats > 2 else None
     if before is not None and now.half > NARROWS * before:

@@ -363,6 +363,8 @@ def regressions(first: Results, second: Results) -> list[str]:
     """Return the faults of run B that run A lacks; with one of them a gate fails whatever its limits."""
     old, new = ({row.method: row for row in results.overall} for results in (first, second))
     found = [f"B is {second.unfinished}"] if second.unfinished and not first.unfinished else []
+    added = {label: _faults(row) for label, row in new.items() if label not in old}
+    found += [f"{label}, in B alone: {kind}: {of[kind]}" for label, of in added.items() for kind in GATED if kind in of]
     for label, before in old.items():
         if label not in new:
             found.append(f"{label} is missing in B")
@@ -394,7 +396,8 @@ def _compared(a: Run, b: Run, label: str, task: str, voided: Change | None, apar
     if failed := _failures(label, asked) or _failures(a.baseline, references):
         changes = dict.fromkeys(METRICS, _nothing(FAILED, failed))
     else:
-        changes = {"mean_acceptance_length": _tau(own), "quality": _quality(own), **_of_times(times, voided, apart)}
+        tau = voided or _tau(own)
+        changes = {"mean_acceptance_length": tau, "quality": _quality(own), **_of_times(times, voided, apart)}
     n_failed = [sum(not row.ok for row in rows) for rows in asked]
     return ComparedRow(
         task=task,

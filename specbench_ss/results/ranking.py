@@ -274,14 +274,15 @@ def headline(
     methods = [row for row in measured if not row.reference_of] or measured  # without AR baselines of changed models
     ill = failing(summaries)
     rows = [row for row in methods if (contends(row) or row.reference_of) and row.method not in ill]
+    made_so_far = next((check.made for check in made if check.name == "incomplete" and check.state == "wrong"), None)
+    remedy = remedy if made_so_far is None else "finish the run with --resume"
     sentence = _fastest(rows, placed, remedy) if rows else _without_ranking(methods, ill, over)
-    sentence += _noise(overall, rows) + _set_apart(methods, ill)
+    sentence += _noise(overall, rows) + _set_apart(methods, ill) + (_left_out(methods, ill) if rows else "")
     concerned = [row for row in overall if row.comparison == "baseline"] + (rows or methods)
     kinds = {line.partition(":")[0] for row in concerned for line in row.health} | {"incomplete", "tokens"}
     wrong = [check.name for check in made if check.state == "wrong" and check.name in kinds.intersection(UNRELIABLE)]
     if not wrong:
         return sentence
-    made_so_far = next((check.made for check in made if check.name == "incomplete"), None)
     if wrong == ["incomplete"] and made_so_far is not None:
         return f"Unfinished ({math.floor(100 * made_so_far)}% of the samples): {sentence}"
     return f"Unreliable ({', '.join(wrong)}): {sentence}"
@@ -295,7 +296,7 @@ def baseline_name(label: str) -> str:
 def _without_ranking(methods: Sequence[SummaryRow], ill: Collection[str], over: str) -> str:
     """Return why no method is ranked. ill: labels of the methods with failed samples."""
     if not methods:
-        return f"Only {over} was measured: add --methods to compare it with."
+        return f"Only {over} was measured: add {'--methods' if over == 'AR' else 'an --endpoint'} to compare it with."
     if invalid := [row.method for row in methods if row.comparison == "invalid"]:
         return f"The results of {_some(invalid)} are invalid."
     if not any(row.n_prompts for row in methods):
@@ -313,6 +314,14 @@ def _set_apart(methods: Sequence[SummaryRow], ill: Collection[str]) -> str:
     gains = [(row, f"{own_model(row) or MISSING} vs {row.reference}; {quality_text(row)}") for row in others]
     shown = [f" {cut(row.method)} decodes another model: {text}." for row, text in gains]
     return "".join([*shown, f" {_some(lossy)} may change outputs (lossy)." if lossy else ""])
+
+
+def _left_out(methods: Sequence[SummaryRow], ill: Collection[str]) -> str:
+    """Return sentences on methods without a rank beside others that have one: invalid ones, and those that failed."""
+    invalid = [row.method for row in methods if row.comparison == "invalid"]
+    failed = [row.method for row in methods if row.method in ill and row.method not in invalid]
+    text = f" {_some(invalid)} {'is' if len(invalid) == 1 else 'are'} invalid." if invalid else ""
+    return f"{text} {_some(failed)} failed." if failed else text
 
 
 def more_questions(run: Run) -> str:

@@ -176,6 +176,14 @@ def test_a_gate_fails_for_what_is_wrong_in_the_second_run_alone(
     assert main(["compare", str(b), str(b), "--fail-on", "tau<-90%"]) == 0
 
 
+def test_a_gate_fails_for_a_new_method_that_is_wrong(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    a, sound, wrong = make_run(labels=("ar", "medusa")), make_run(), make_run(verdict="mismatch")
+    assert main(["compare", str(a), str(sound), "--fail-on", "speedup<-90%"]) == 0
+    capsys.readouterr()
+    assert main(["compare", str(a), str(wrong), "--fail-on", "speedup<-90%"]) == 1
+    assert "ss, in B alone: mismatch" in capsys.readouterr().err
+
+
 def test_only_questions_that_both_runs_have_count(make_run: MakeRun) -> None:
     """A run of fewer questions compares with the same questions of the other, whatever the rest of them did."""
     whole, part = (

@@ -109,6 +109,7 @@ def test_one_wrong_output_leaves_a_method_without_speedup_everywhere(make_run: M
         ("invalid", None, None, None)
     }
     assert set(results.rank_ranges) == {"medusa"} and results.headline.startswith("medusa is faster")
+    assert results.headline.endswith("ss is invalid.")
     assert [row.decode_speedup for row in results.machine_rows if row.method == "ss"] == [None]
     assert set(waterfalls(results.pairs)) == {"medusa"} and results.plot.ranking().data[0].name == "medusa"
     assert [row.comparison for row in level_rows(run, Load(), {"ss"})] == ["baseline", "invalid", "faster"]
