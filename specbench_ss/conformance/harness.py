@@ -419,8 +419,8 @@ def attempt(check: Check, subject: Subject, case: Case) -> str:
     """Return what is wrong in this case, or '' for nothing. Any exception counts as wrong."""
     try:
         return check.test(subject, case)
-    except Untested:
+    except (Untested, KeyboardInterrupt, TimeIsOver):
         raise
-    except (Exception, SystemExit) as error:  # whatever a method may raise
+    except BaseException as error:  # whatever a method may raise
         raised = error.__cause__ if isinstance(error, Unanswered) and error.__cause__ else error
         return f"{first_line(raised)}{place_of(raised, of_any=True)}"
