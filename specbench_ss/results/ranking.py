@@ -274,10 +274,11 @@ def headline(
     methods = [row for row in measured if not row.reference_of] or measured  # without AR baselines of changed models
     ill = failing(summaries)
     rows = [row for row in methods if (contends(row) or row.reference_of) and row.method not in ill]
-    sentence = _fastest(rows, placed, remedy) if rows else _without_ranking(methods, ill, over)
+    comparable = any(row.n_prompts for row in rows)
+    sentence = _fastest(rows, placed, remedy) if comparable else _without_ranking(rows or methods, ill, over)
     sentence += _noise(overall, rows) + _set_apart(methods, ill)
     concerned = [row for row in overall if row.comparison == "baseline"] + (rows or methods)
-    kinds = {line.partition(":")[0] for row in concerned for line in row.health} | {"incomplete", "tokens"}
+    kinds = {line.partition(":")[0] for row in concerned for line in row.health} | {"incomplete"}
     wrong = [check.name for check in made if check.state == "wrong" and check.name in kinds.intersection(UNRELIABLE)]
     if not wrong:
         return sentence
@@ -327,8 +328,6 @@ def more_questions(run: Run) -> str:
 def _fastest(rows: Sequence[SummaryRow], placed: Mapping[str, RankRange], remedy: str) -> str:
     over = baseline_name(rows[0].baseline)
     known = sorted((row for row in rows if row.speedup_interval), key=lambda row: -(row.speedup or 0))
-    if not known and not any(row.n_prompts for row in rows):
-        return f"No method has an output that can be compared with {over}'s."
     if not known:
         return f"Too few questions to compare with {over}: a confidence interval needs {FEWEST} ({remedy})."
     several = len(known) > 1
