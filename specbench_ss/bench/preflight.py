@@ -228,7 +228,10 @@ def check(
     for text in notes:
         note(text)
     config = with_references(config)
-    options = {spec.label: _options(spec, config) for spec in config.methods}
+    options = dict[str, Any]()
+    for spec in config.methods:
+        with _naming_preset(spec, config):
+            options[spec.label] = registry.method_options(spec)
     suite = registry.load_suite(config.suite)
     device, begun = resolve_device(config.device) if loaded is None else loaded.device_names, None
     resolve_dtype(config.dtype, device)
@@ -306,15 +309,10 @@ def with_references(config: RunConfig) -> RunConfig:
     for spec in config.methods:
         kind = registry.method_class(spec.name)
         with _naming_preset(spec, config):
-            reference = reference_spec(kind, _options(spec, config))
+            reference = reference_spec(kind, registry.method_options(spec))
         check_reference(kind, registry.method_class(reference.name))
         specs.setdefault(reference.label, reference)
     return replace(config, methods=tuple(specs.values()))
-
-
-def _options(spec: MethodSpec, config: RunConfig) -> Any:
-    with _naming_preset(spec, config):
-        return registry.method_options(spec)
 
 
 @contextmanager
