@@ -12,6 +12,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -279,12 +280,10 @@ class SecondPasses:
             name = trace_file(label, [str(t.get("file")) for t in traces.values()])
             request = partial(self.session.answer_prompt, label, prompt, MOST_TOKENS)
             try:
-                with plugin_code("profiling failed"):
-                    try:
-                        request()
-                        traces[label] = traced(request, decoder.target.device, self.run_dir.path / TRACES / name)
-                    finally:
-                        decoder.reset_history()
+                with plugin_code("profiling failed"), ExitStack() as end:
+                    end.callback(decoder.reset_history)
+                    request()
+                    traces[label] = traced(request, decoder.target.device, self.run_dir.path / TRACES / name)
                 self.run_dir.update(traces=traces)
             except UserError as error:  # the samples matter more
                 self.warn(f"no trace of {label}: {error}")

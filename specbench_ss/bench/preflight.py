@@ -228,10 +228,6 @@ def check(
     for text in notes:
         note(text)
     config = with_references(config)
-    options = dict[str, Any]()
-    for spec in config.methods:
-        with _naming_preset(spec, config):
-            options[spec.label] = registry.method_options(spec)
     suite = registry.load_suite(config.suite)
     device, begun = resolve_device(config.device) if loaded is None else loaded.device_names, None
     resolve_dtype(config.dtype, device)
@@ -246,6 +242,7 @@ def check(
     if loaded is None:
         check_model(config.model)
     info, advised = check_methods(config, loaded)
+    options = {spec.label: registry.method_options(spec) for spec in config.methods}
     dtype, choice = _dtype(config, device, info, loaded, begun)
     check_template(info.tokenizer, info.name, info.template_variables)
     stop_ids(info.tokenizer, config.stop)

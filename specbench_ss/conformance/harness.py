@@ -286,9 +286,7 @@ class Subject:
         """
         plain = type(self.one).next_logits is Decoder.next_logits
         owner: object = self.one.target if plain else self.one
-        prompt_length = (
-            0 if plain else len(prompt)
-        )  # where a model of a method's own may treat prompt and answer differently
+        prompt_length = 0 if plain else len(prompt)  # a method's own model may treat prompt and answer differently
         ids, fresh = (*prompt, *answer), self.place.fresh
         if (id(owner), prompt_length, ids) not in fresh:
             self.place.owners.append(owner)

@@ -133,10 +133,8 @@ class DecodeSession:
         self._process_logits(output, root, 0)
         first = self._read_result(verify(output.logits[0], root, self.sampling, self.rng), 1, 1)
         self._record_max_logits(first, output)
-        self.ids += first.tokens
-        state.ids = [*self.ids]
+        self._extend(state, first.tokens)
         state.root = first.next_token
-        self._extend_context(first.tokens)
         state.hidden_states = {layer: t[:, -1:] for layer, t in output.hidden_states.items()}
         self.decoder.on_prefill(state)
         seconds, _ = self.clock.stop()
@@ -199,8 +197,10 @@ class DecodeSession:
             n_before = path.sum(1) + (n_new - 1)
             output.logits = processors.process(output.logits[0], self.context, tree.tokens, path, n_before)[None]
 
-    def _extend_context(self, tokens: Sequence[int]) -> None:
-        """Append chosen tokens to the context of the logits processors."""
+    def _extend(self, state: DecodeState, tokens: Sequence[int]) -> None:
+        """Append chosen tokens to the output, of which the state has a copy, and to that of logits processors."""
+        self.ids += tokens
+        state.ids = [*self.ids]
         if self.target.processors is not None:
             self.context = torch.cat((self.context, indices(tokens, self.context.device)))
 
@@ -257,9 +257,7 @@ class DecodeSession:
         ranges = output.rows or [(0, self.target.n_layers, range(len(output.logits[0])))]
         for lo, hi, offsets in ranges:
             self.cache.compact(start, gather_offsets(offsets, path), lo, hi)
-        self.ids += result.tokens[:n_tokens]
-        state.ids = [*self.ids]
-        self._extend_context(result.tokens)
+        self._extend(state, result.tokens[:n_tokens])
         state.root = result.next_token
         node = path[-1]
         state.hidden_states = {layer: t[:, node : node + 1] for layer, t in output.hidden_states.items()}

@@ -93,8 +93,8 @@ STATED = {  # method -> what a finding about it holds
     "float-rows": "failed in warm-up: TypeError: ",
 }
 NO_FINDING = (  # "honest", and others that gain nothing by what they try
-    "honest", "growing-path", "changes-result", "changes-tree", "replaces-ids", "lengthens-answer", "rewrites", "other-cache",
-    "reads-cache", "stops-clock",
+    "honest", "growing-path", "changes-result", "changes-tree", "replaces-ids", "lengthens-answer", "rewrites",
+    "other-cache", "reads-cache", "stops-clock",
 )  # fmt: skip
 COMPARED_WITH_A_LIAR = "of-what-it-likes"
 
