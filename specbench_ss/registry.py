@@ -187,8 +187,8 @@ def method_problem(kind: type[Any], name: Any) -> str:
             return f"it has no {attribute}"
         if type(value) is not wanted:
             return f"its {attribute} is a {type(value).__name__}, not a plain {wanted.__name__}"
-        answering = inspect.isdatadescriptor(inspect.getattr_static(type(kind), attribute, None))
-        if answering or type(kind).__getattribute__ is not type.__getattribute__:
+        read, computed = (inspect.getattr_static(type(kind), x, None) for x in ("__getattribute__", attribute))
+        if read is not type.__getattribute__ or inspect.isdatadescriptor(computed):
             return f"its metaclass computes {attribute}, which may change from read to read"
     if kind.name != name:
         return f"its `name` is {kind.name!r}, which must be the name that it is registered under"
