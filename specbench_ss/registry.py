@@ -10,7 +10,6 @@ import inspect
 import re
 import sys
 import warnings
-from abc import ABCMeta
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -49,10 +48,8 @@ class Group:
 
 
 ALL = "all"  # stands for every registered method that can decode with the model
-DECLARED = {  # attributes of a method's class, which are plain values: a property may answer each read differently
-    "name": str, "summary": str, "paper": str, "autoregressive": bool, "lossless": bool, "stateful": bool,
-    "can_export": bool, "node_options": tuple,
-}  # fmt: skip
+# attributes that are read of a method's class more than once: plain values, since a property may answer differently
+DECLARED = {"name": str, "summary": str, "paper": str, "autoregressive": bool}
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")  # distinct from options and lists on the command line
 METHODS = Group("specbench_ss.methods", "specbench_ss.engine.decoder:Decoder")
 SUITES = Group("specbench_ss.suites", "specbench_ss.suite:Suite")
@@ -190,8 +187,9 @@ def method_problem(kind: type[Any], name: Any) -> str:
             return f"it has no {attribute}"
         if type(value) is not wanted:
             return f"its {attribute} is a {type(value).__name__}, not a plain {wanted.__name__}"
-    if type(kind) is not ABCMeta or inspect.getattr_static(kind, "__getattribute__") is not object.__getattribute__:
-        return "it has a metaclass or a __getattribute__ of its own, so its attributes may change from read to read"
+        read, computed = (inspect.getattr_static(type(kind), x, None) for x in ("__getattribute__", attribute))
+        if read is not type.__getattribute__ or inspect.isdatadescriptor(computed):
+            return f"its metaclass computes {attribute}, which may change from read to read"
     if kind.name != name:
         return f"its `name` is {kind.name!r}, which must be the name that it is registered under"
     if not NAME.fullmatch(kind.name) or kind.name == ALL:

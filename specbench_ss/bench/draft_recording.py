@@ -12,6 +12,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,7 +28,7 @@ from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Output
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.engine.verify import VerifyResult
-from specbench_ss.errors import error_text
+from specbench_ss.errors import UserError, error_text, plugin_code
 from specbench_ss.runs.config import Recording, RunConfig
 from specbench_ss.runs.run_dir import DRAFTS, TRACES, Drafts, DraftStep, RunStore, read_drafts
 
@@ -154,12 +155,12 @@ NO_CHATTER = ("KINETO_LOG_LEVEL", "6")  # suppresses messages of the profiler's 
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "hipLaunchKernel")
 
 
-def traced(request: Callable[[], int], device: torch.device, file: Path) -> dict[str, Any]:
-    """Profile a request, write its trace, and return its summary. request: returns the number of tokens."""
+def traced(request: Callable[[], Generation], device: torch.device, file: Path) -> dict[str, Any]:
+    """Profile a request, write its trace, and return its summary."""
     os.environ.setdefault(*NO_CHATTER)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with profile(activities=activities) as watched:
-        tokens = request()
+        tokens = len(request().tokens)
     file.parent.mkdir(parents=True, exist_ok=True)
     watched.export_chrome_trace(str(file))
     return summary(list(watched.events() or ()), tokens) | {"file": file.name}
@@ -231,7 +232,8 @@ class Session(Protocol):
     decoders: dict[str, Decoder]
     dropped: dict[str, str]
 
-    def answer_again(self, decoder: Decoder, sample: Sample, most: int | None = None) -> Generation: ...
+    def answer_again(self, decoder: Decoder, sample: Sample) -> Generation: ...
+    def answer_prompt(self, label: str, prompt: list[int], most: int) -> Generation: ...
     def warn_and_keep(self, text: str) -> None: ...
 
 
@@ -264,29 +266,24 @@ class SecondPasses:
             return Drafts(*sample.key, reason=STATEFUL)
         recorder = Recorder(decoder)
         try:
-            return recorded(sample, recorder, self.answer(recorder, sample, None), timed)
-        except Exception as error:  # the samples are stored already
+            return recorded(sample, recorder, self.answer(recorder, sample), timed)
+        except (Exception, SystemExit) as error:  # the samples are stored already
             self.warn(f"no drafts of {sample.method} on {sample.question.id}: {error_text(error)}")
             return Drafts(*sample.key, reason=error_text(error))
 
-    def trace(self, samples: Sequence[Sample]) -> None:
-        """Profile each method's first request, after the same one unprofiled. A failure only gives a warning."""
+    def trace(self, prompt: list[int]) -> None:
+        """Profile each method's answer to a warm-up prompt, after an unprofiled one. A failure only gives a warning."""
         traces: dict[str, dict[str, Any]] = dict(self.run_dir.manifest.get("traces") or {})
         for label, decoder in self.decoders.items():
-            sample = next(s for s in samples if s.method == label)
             if label in traces or label in self.session.dropped:
                 continue
             name = trace_file(label, [str(t.get("file")) for t in traces.values()])
-            request = partial(self._tokens, decoder, sample)
+            request = partial(self.session.answer_prompt, label, prompt, MOST_TOKENS)
             try:
-                request()
-                file = self.run_dir.path / TRACES / name
-                trace = traced(request, decoder.target.device, file)
-                traces[label] = trace | {"question_id": sample.question.id}
+                with plugin_code("profiling failed"), ExitStack() as end:
+                    end.callback(decoder.reset_history)
+                    request()
+                    traces[label] = traced(request, decoder.target.device, self.run_dir.path / TRACES / name)
                 self.run_dir.update(traces=traces)
-                decoder.reset_history()
-            except Exception as error:  # the samples matter more
-                self.warn(f"no trace of {label}: {error_text(error)}")
-
-    def _tokens(self, decoder: Decoder, sample: Sample) -> int:
-        return len(self.answer(decoder, sample, MOST_TOKENS).tokens)
+            except UserError as error:  # the samples matter more
+                self.warn(f"no trace of {label}: {error}")

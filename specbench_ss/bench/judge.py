@@ -25,7 +25,7 @@ from specbench_ss.errors import UserError, known_words
 from specbench_ss.prompt_files import read_rows
 from specbench_ss.runs.records import JudgeVerdict, Key, Run, SampleRecord, answer_hash
 from specbench_ss.runs.run_dir import judging
-from specbench_ss.suite import Question
+from specbench_ss.suite import Question, SuiteData
 from specbench_ss.user_files import read_bytes
 
 WITH_REFERENCE = ("math", "reasoning", "coding")  # MT-Bench's categories that are judged with a reference
@@ -150,6 +150,9 @@ def plan(run: Run, judge: Judge, prompts: Prompts, methods: Sequence[str] = ()) 
     for label in methods:
         if label not in run.labels:
             raise UserError(f"{run.path} has no method {label!r}{known_words(label, run.labels)}")
+    hidden = not any(question.references for question in run.questions)
+    if hidden and SuiteData("", "", tuple(run.questions)).content_hash != run.manifest["suite"]["content_hash"]:
+        raise UserError(f"{run.path} has no references until its end; finish the run by --resume first")
     questions = {question.id: question for question in run.questions}
     rows = {row.key: row for row in run.rows}
     own = run.manifest["config"].get("history") == "own"

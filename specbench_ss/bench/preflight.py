@@ -228,7 +228,6 @@ def check(
     for text in notes:
         note(text)
     config = with_references(config)
-    options = {spec.label: _options(spec, config) for spec in config.methods}
     suite = registry.load_suite(config.suite)
     device, begun = resolve_device(config.device) if loaded is None else loaded.device_names, None
     resolve_dtype(config.dtype, device)
@@ -243,6 +242,7 @@ def check(
     if loaded is None:
         check_model(config.model)
     info, advised = check_methods(config, loaded)
+    options = {spec.label: registry.method_options(spec) for spec in config.methods}
     dtype, choice = _dtype(config, device, info, loaded, begun)
     check_template(info.tokenizer, info.name, info.template_variables)
     stop_ids(info.tokenizer, config.stop)
@@ -306,15 +306,10 @@ def with_references(config: RunConfig) -> RunConfig:
     for spec in config.methods:
         kind = registry.method_class(spec.name)
         with _naming_preset(spec, config):
-            reference = reference_spec(kind, _options(spec, config))
+            reference = reference_spec(kind, registry.method_options(spec))
         check_reference(kind, registry.method_class(reference.name))
         specs.setdefault(reference.label, reference)
     return replace(config, methods=tuple(specs.values()))
-
-
-def _options(spec: MethodSpec, config: RunConfig) -> Any:
-    with _naming_preset(spec, config):
-        return registry.method_options(spec)
 
 
 @contextmanager

@@ -216,7 +216,7 @@ class Worker:
         """Stop telemetry; return a description of changes of the model's logits since loading, or ''."""
         if self._loaded is None:
             return ""
-        self._session.machine.close()
+        self._session.close()
         return self._loaded.changed()
 
 

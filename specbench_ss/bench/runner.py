@@ -39,7 +39,7 @@ from specbench_ss.bench.timed_sample import (
 from specbench_ss.engine.batching import BatchEngine, BatchRequest, RequestOutput, check_together, graphs_disabled
 from specbench_ss.engine.checks import check_unchanged, difference, own_logits
 from specbench_ss.engine.costs import drafter_shape, model_shape
-from specbench_ss.engine.decoder import Decoder, Generation, Step, references
+from specbench_ss.engine.decoder import Decoder, Generation, Step, check_references
 from specbench_ss.engine.engines import AUTO, EAGER
 from specbench_ss.engine.generate import decode as decode_once
 from specbench_ss.engine.generate import with_nan_probe
@@ -85,7 +85,7 @@ def run(
     if output.timeout is not None:
         check_thread()
     session = LocalSession(config, target, suite, suite_data, decoders, run_dir, events, output, decode)
-    with contextlib.closing(session.machine):
+    with contextlib.closing(session):
         session.run()
 
 
@@ -115,8 +115,16 @@ class LocalSession(Session):
         self.answering = RequestRunner(decode, target, output.timeout, run_dir.path)
         self.limits = limits(target, config.max_new_tokens or data.max_new_tokens, config.stop)
         self._offers: dict[Key, Sequence[Offer]] = {}  # of sampled outputs that are not tested yet
+        for model in self.targets.values():
+            model.longest_request = max(map(self._most_tokens, data.questions), default=0)
         # last, for it has a thread
         self.machine = MachineRecord(self.recording, [*target.layer_devices], run_dir, self.warn_and_keep)
+
+    def close(self) -> None:
+        """Stop telemetry, and reserve no more for requests of this run."""
+        self.machine.close()
+        for model in self.targets.values():
+            model.longest_request = 0
 
     @property
     def baseline(self) -> str:
@@ -140,15 +148,13 @@ class LocalSession(Session):
             self.events.on_warning(f"{label} is dropped: {why}")  # as its records do
 
     def warm_up(self) -> None:
-        """Decode warm-up prompts, with caches of the longest request: none grows in a timed sample."""
-        for target in self.targets.values():
-            target.longest_request = max(map(self._most_tokens, self.data.questions), default=0)
         prompts = warmup_prompts(self.target, self.data.questions, self.config.warmup)
         warm_up(self.decoders, prompts, self._warm_sample, self.warn_and_keep, self._drop)
         for label in [label for label in self.decoders if label not in self.dropped]:
             try:
-                self.decoders[label].reset_history()
-            except (Exception, SystemExit) as error:
+                with plugin_code("reset_history"):
+                    self.decoders[label].reset_history()
+            except UserError as error:
                 self._drop(label, error)
 
     def _most_tokens(self, question: Question) -> int:
@@ -168,7 +174,7 @@ class LocalSession(Session):
 
     def prepare(self, samples: Sequence[Sample]) -> None:
         if self.recording.trace:
-            SecondPasses(self).trace(samples)
+            SecondPasses(self).trace(warmup_prompts(self.target, self.data.questions, 1)[0])
 
     def finalize(self, samples: Sequence[Sample]) -> None:
         SecondPasses(self).make(samples)
@@ -182,10 +188,8 @@ class LocalSession(Session):
     def _warm_sample(self, label: str, prompt: list[int], max_new_tokens: int) -> float:
         """Return the seconds per token of one unrecorded request."""
         self.events.on_warm_up(label)
-        limits = replace(self.limits, max_new_tokens=min(max_new_tokens, self.limits.max_new_tokens))
-        asked = Request(label, self.decoders[label], prompt, limits, self._sampling(self.config.seed))
         with gc_disabled():
-            done = self.answering.answer(asked)
+            done = self.answer_prompt(label, prompt, max_new_tokens)
         self.token_s[label] = done.wall_s / max(1, len(done.tokens))
         return self.token_s[label]
 
@@ -236,17 +240,18 @@ class LocalSession(Session):
 
     def request(self, sample: Sample) -> Request:
         """Return the request of a sample. Raises LookupError if the history is missing."""
-        return self._request(self.decoders[sample.method], sample)
+        seed, label = sample_seed(self.config.seed, sample.question.id, sample.turn, sample.repeat), sample.method
+        return Request(label, self.decoders[label], self._prompt(sample), self.limits, self._sampling(seed))
 
-    def _request(self, decoder: Decoder, sample: Sample) -> Request:
-        seed = sample_seed(self.config.seed, sample.question.id, sample.turn, sample.repeat)
-        return Request(sample.method, decoder, self._prompt(sample), self.limits, self._sampling(seed))
+    def answer_again(self, decoder: Decoder, sample: Sample) -> Generation:
+        """Decode a prompt again, unrecorded."""
+        return self.answering.answer(replace(self.request(sample), decoder=decoder))
 
-    def answer_again(self, decoder: Decoder, sample: Sample, most: int | None = None) -> Generation:
-        """Decode a prompt again, unrecorded. most: tokens, if fewer than the run's own limit."""
-        own = self.limits.max_new_tokens
-        limits = replace(self.limits, max_new_tokens=min(most or own, own))
-        return self.answering.answer(replace(self._request(decoder, sample), limits=limits))
+    def answer_prompt(self, label: str, prompt: list[int], most: int) -> Generation:
+        """Decode a prompt of no sample, unrecorded. most: tokens, if fewer than the run's own limit."""
+        limits = replace(self.limits, max_new_tokens=min(most, self.limits.max_new_tokens))
+        asked = Request(label, self.decoders[label], prompt, limits, self._sampling(self.config.seed))
+        return self.answering.answer(asked)
 
     def _sampling(self, seed: int) -> SamplingParams:
         config = self.config
@@ -320,7 +325,7 @@ class BatchedConcurrencySweep(ConcurrencySweep[Request]):
                 started, began = unix_time(), now()
                 at_once.answer([_asked(one) for _, one in sent], ended)
                 done, wall_s = unix_time(), now() - began
-        except Exception as error:  # the samples are committed already
+        except (Exception, SystemExit) as error:  # the samples are committed already
             check_device(*self.target.layer_devices)
             why = oom_message(error, self.decoders[label])
             session.warn_and_keep(f"{label} with {concurrency} requests at a time: {why}")
@@ -454,7 +459,7 @@ class Loaded:
 
     def manifest(self, plan: Plan, command: Sequence[str]) -> dict[str, Any]:
         """Return the manifest of the run."""
-        made = manifest_for(plan.config, self.target, plan.data, self.methods, command)
+        made = manifest_for(plan.config, self.target, plan.data, [*self.methods.values()], command)
         made["model"]["dtype_choice"] = plan.dtype_choice
         limits = known_limits(self.target.device)
         return made | {"machine": {"limits": limits and limits.as_dict(), "shapes": self.shapes}}
@@ -482,8 +487,9 @@ def load(plan: Plan) -> Loaded:
             made.decoders[label] = decoder
         except PluginError as error:
             kind, own = registry.method_class(spec.name), plain(option_values(registry.method_options(spec)))
-            about = {"summary": kind.summary, "paper": kind.paper, "lossless": kind.lossless, "error": str(error)}
-            made.methods[label] = {"label": label, "name": spec.name, "options": own, "resolved": {}} | about
+            about = {"summary": kind.summary, "paper": kind.paper, "lossless": kind.lossless is not False}
+            entry = {"label": label, "name": spec.name, "options": own, "resolved": {}, "error": str(error)}
+            made.methods[label] = entry | about
         check_unchanged(target, made.before, label)
     failed = [label for label in made.methods if label not in made.decoders]
     baselines = {label: made.methods[label]["reference"] for label in made.decoders}
@@ -491,7 +497,7 @@ def load(plan: Plan) -> Loaded:
         made.decoders.keys() <= {REFERENCE, *baselines.values()} or {*failed}.intersection(baselines.values())
     ):
         raise UserError(made.methods[failed[0]]["error"])
-    references(made.decoders, baselines)
+    check_references(made.decoders, baselines)
     return made
 
 

@@ -286,9 +286,7 @@ class Subject:
         """
         plain = type(self.one).next_logits is Decoder.next_logits
         owner: object = self.one.target if plain else self.one
-        prompt_length = (
-            0 if plain else len(prompt)
-        )  # where a model of a method's own may treat prompt and answer differently
+        prompt_length = 0 if plain else len(prompt)  # a method's own model may treat prompt and answer differently
         ids, fresh = (*prompt, *answer), self.place.fresh
         if (id(owner), prompt_length, ids) not in fresh:
             self.place.owners.append(owner)
@@ -419,8 +417,8 @@ def attempt(check: Check, subject: Subject, case: Case) -> str:
     """Return what is wrong in this case, or '' for nothing. Any exception counts as wrong."""
     try:
         return check.test(subject, case)
-    except Untested:
+    except (Untested, KeyboardInterrupt, TimeIsOver):
         raise
-    except (Exception, SystemExit) as error:  # whatever a method may raise
+    except BaseException as error:  # whatever a method may raise
         raised = error.__cause__ if isinstance(error, Unanswered) and error.__cause__ else error
         return f"{first_line(raised)}{place_of(raised, of_any=True)}"

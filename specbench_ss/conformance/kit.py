@@ -20,7 +20,7 @@ from specbench_ss.conformance.harness import STUCK, Check, CheckFailed, Subject,
 from specbench_ss.conformance.sampling_checks import SAMPLING_CHECKS
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.target import Target
-from specbench_ss.errors import UserError, known_words, plugin_code
+from specbench_ss.errors import PluginError, UserError, known_words, plugin_code
 from specbench_ss.models.tiny import ARCHITECTURES, WHOLE, tiny_target
 
 ORDER = (  # as they are best read: what breaks an early one often breaks later ones too
@@ -109,12 +109,11 @@ class CheckRunner:
         for number, (shape, make) in enumerate(shapes.items()):
             subject = Subject(shape, place, make, self.own_model, number, self.thorough or number == 0)
             try:
-                subject.decoder()
+                with contextlib.suppress(PluginError), plugin_code(shape):  # a check's business
+                    subject.decoder()
             except UserError as error:
                 self.left_out[str(subject)] = str(error)
                 continue
-            except (Exception, SystemExit):  # a check's business
-                pass
             found.append(subject)
         return found
 
@@ -177,10 +176,9 @@ class CheckRunner:
 
     @staticmethod
     def _exempt(check: Check, subject: Subject) -> str:
-        try:
+        with contextlib.suppress(UserError), plugin_code(subject.shape):  # which the check itself finds
             return check.exempt(subject)
-        except Exception:  # what it raises is found by the check itself
-            return ""
+        return ""
 
 
 @contextlib.contextmanager

@@ -286,13 +286,14 @@ class BatchEngine:
         except (Exception, SystemExit) as error:  # reported as for a single sample
             return RequestOutput(None, error, started, 0.0, now() - began)
         finally:
+            self.caches[slot].zero_()  # as `generate.decode` does
             self.free.append(slot)
         return RequestOutput(generation, None, started, session.first_at - began, now() - began)
 
     def _session(self, slot: int, request: BatchRequest) -> _BatchedSession:
         decoder, cache = self.decoders[slot], self.caches[slot]
         check_prompt(self.target, request.prompt)
-        rows, most, cache.grows = kv_cache_size(decoder, request.prompt, request.limits)
+        rows, most, cache.grows = kv_cache_size(decoder, len(request.prompt) + request.limits.max_new_tokens)
         cache.set_limit(None)
         cache.reserve(rows, most)
         return _BatchedSession(decoder, request.prompt, request.limits, request.sampling, cache)

@@ -150,8 +150,8 @@ class Decoder(ABC):
         advised: options set from the folder of the weights (`models.checkpoint.read_advice`), set on loading; the run
             prints them and the manifest stores them.
         measured: what was measured on loading and decides how the method drafts; printed and stored in the same way.
-        load_warnings: warnings that were given on loading, which a run keeps with its own.
             A resumed run measures again.
+        load_warnings: warnings that were given on loading, which a run keeps with its own.
     """
 
     name: ClassVar[str]
@@ -409,20 +409,14 @@ def reference_spec(method: type[Decoder] | Decoder, options: Any) -> MethodSpec:
     return spec
 
 
-def references(decoders: Mapping[str, Decoder], baselines: Mapping[str, str] | None = None) -> Mapping[str, str]:
-    """Return the label of each method's reference, by label. baselines: the same, if it is read already.
-
-    Raises UserError if a reference is not among the methods or fails `check_reference`.
-    """
-    if baselines is None:
-        baselines = {label: reference_spec(decoder, decoder.options).label for label, decoder in decoders.items()}
+def check_references(decoders: Mapping[str, Decoder], baselines: Mapping[str, str]) -> None:
+    """Raise UserError if a reference is not among the methods or fails `check_reference`. baselines: by label."""
     for label in (REFERENCE, *baselines.values()):
         if label not in decoders:
             raise UserError(f"the reference method {label!r} must be among the methods")
     for label, reference in baselines.items():
         if reference != REFERENCE:
             check_reference(type(decoders[label]), type(decoders[reference]))
-    return baselines
 
 
 SELECTION_OPS = {"topk", "argmax", "max", "sort", "multinomial", "_softmax", "_log_softmax", "logsumexp"}  # of torch

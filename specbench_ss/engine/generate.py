@@ -98,7 +98,7 @@ class DecodeSession:
         self.rng = torch.Generator(target.device).manual_seed(sampling.seed)
         self.clock = Clock(*target.layer_devices)
         self.prompt, self.began = list(prompt), began
-        self.ids = self.prompt  # with the output; `state.ids`, which a method may replace, is never read
+        self.ids = [*prompt]  # with the output; `state.ids`, which a method may change, is never read
         self.context = torch.empty(0)  # `ids` on the device, int64 [S] and room for more, for logits processors
         self.finish: Finish | None = None
         self.tokens_past_stop = 0
@@ -134,9 +134,8 @@ class DecodeSession:
         self._process_logits(output, root, 0)
         first = self._read_result(verify(output.logits[0], root, self.sampling, self.rng), 1, 1)
         self._record_max_logits(first, output)
-        state.ids = self.ids = [*self.prompt, *first.tokens]
+        self._extend(state, first.tokens)
         state.root = first.next_token
-        self._extend_context(first.tokens)
         state.hidden_states = {layer: t[:, -1:] for layer, t in output.hidden_states.items()}
         self.decoder.on_prefill(state)
         seconds, _ = self.clock.stop()
@@ -151,13 +150,15 @@ class DecodeSession:
         self._set_cache_limit(position)
         tree = self._within_context(self.propose(state), position)
         drafted = replace(tree)  # what is counted, whatever the method makes of its tree
+        nodes, depth = len(drafted) - 1, drafted.topology.deepest
         clock.mark()
         output = self._forward(state, tree)
         clock.mark()
         verified = drafted if output.tree is None else replace(_checked_tree("forward", output.tree))
+        verified_nodes = len(verified) - 1
         self._process_logits(output, verified, len(self.ids) - len(self.prompt))
         given = self.decoder.accept(state, output.tree or tree, output)
-        result = self._read_result(given, len(drafted), len(verified))
+        result = self._read_result(given, nodes + 1, verified_nodes + 1)
         self._record_max_logits(result, output)
         new, self.finish = self.stop_checker.cut(self.ids[len(self.prompt) :], result.tokens)
         self._commit(state, result, output, new)
@@ -171,8 +172,9 @@ class DecodeSession:
         host = max(0.0, total - sum(parts))
         if not self.sampling.greedy:
             self.candidates.append(candidates(verified, result.path[:new], self.sampling))
-        counts = (len(drafted) - 1, len(verified) - 1, drafted.topology.depth, result.accepted, new)
-        return Step(*counts, *parts, host, total)
+        if isinstance(drafted.topology, DeviceTopology):  # so far only a bound
+            depth = drafted.topology.depth
+        return Step(nodes, verified_nodes, depth, result.accepted, new, *parts, host, total)
 
     def propose(self, state: DecodeState) -> DraftTree:
         """Return the method's draft. Raises TypeError unless it is a DraftTree with tokens [n]."""
@@ -196,8 +198,10 @@ class DecodeSession:
             context = self.context[: len(self.ids)]
             output.logits = processors.process(output.logits[0], context, tree.tokens, path, n_new + depths)[None]
 
-    def _extend_context(self, tokens: Sequence[int]) -> None:
-        """Append kept tokens, the last ones of `ids`, to the context of the logits processors."""
+    def _extend(self, state: DecodeState, tokens: Sequence[int]) -> None:
+        """Append kept tokens to the output, of which the state has a copy, and to the context of logits processors."""
+        self.ids += tokens
+        state.ids = [*self.ids]
         if self.target.processors is not None:
             self.context[len(self.ids) - len(tokens) : len(self.ids)] = indices(tokens, self.context.device)
 
@@ -254,8 +258,7 @@ class DecodeSession:
         ranges = output.rows or [(0, self.target.n_layers, range(len(output.logits[0])))]
         for lo, hi, offsets in ranges:
             self.cache.compact(start, gather_offsets(offsets, path), lo, hi)
-        state.ids = self.ids = self.ids + result.tokens[:n_tokens]
-        self._extend_context(result.tokens[:n_tokens])
+        self._extend(state, result.tokens[:n_tokens])
         state.root = result.next_token
         node = path[-1]
         state.hidden_states = {layer: t[:, node : node + 1] for layer, t in output.hidden_states.items()}
@@ -349,7 +352,8 @@ def decode(
     target = decoder.target
     check_prompt(target, prompt)
     with torch.inference_mode():
-        cache = target.request_cache(*kv_cache_size(decoder, prompt, limits))
+        tokens = max(len(prompt) + limits.max_new_tokens, target.longest_request)
+        cache = target.request_cache(*kv_cache_size(decoder, tokens))
         try:
             generation = session(decoder, prompt, limits, sampling, cache, began).run(on_step)
         except BaseException:
@@ -370,11 +374,10 @@ def check_prompt(target: Target, prompt: Sequence[int]) -> None:
         )
 
 
-def kv_cache_size(decoder: Decoder, prompt: Sequence[int], limits: StopParams) -> tuple[int, int, bool]:
-    """Return the KV cache rows of prompt and output, those of the context, and whether the cache may have to grow."""
+def kv_cache_size(decoder: Decoder, tokens: int) -> tuple[int, int, bool]:
+    """Return the KV cache rows of so many tokens, those of the context, and whether the cache may have to grow."""
     stated, target = decoder.max_tokens_per_step(), decoder.target
     step = DEFAULT_STEP_TOKENS if stated is None else stated
-    tokens = max(len(prompt) + limits.max_new_tokens, target.longest_request)
     return min(target.context_length, tokens) + step, target.context_length + step, stated is None
 
 

@@ -131,7 +131,7 @@ class Target(ModelInfo):
             torch.ones(1, 1, dtype=torch.bool, device=self.device),
         )  # depth and visibility of a tree of one node
         self._cache: Cache | None = None
-        self.longest_request = 0  # tokens that the cache of every request reserves at least
+        self.longest_request = 0  # tokens that the reusable cache reserves at least, set while a run goes on
         self._rotary: tuple[Tensor, Tensor] | None = None
         if self.family.rotary is not None:
             self._grow_rotary(min(self.context_length, 4096))

@@ -276,10 +276,11 @@ def headline(
     rows = [row for row in methods if (contends(row) or row.reference_of) and row.method not in ill]
     made_so_far = next((check.made for check in made if check.name == "incomplete" and check.state == "wrong"), None)
     remedy = remedy if made_so_far is None else "finish the run with --resume"
-    sentence = _fastest(rows, placed, remedy) if rows else _without_ranking(methods, ill, over)
-    sentence += _noise(overall, rows) + _set_apart(methods, ill) + (_left_out(methods, ill) if rows else "")
+    comparable = any(row.n_prompts for row in rows)
+    sentence = _fastest(rows, placed, remedy) if comparable else _without_ranking(rows or methods, ill, over)
+    sentence += _noise(overall, rows) + _set_apart(methods, ill) + (_left_out(methods, ill) if comparable else "")
     concerned = [row for row in overall if row.comparison == "baseline"] + (rows or methods)
-    kinds = {line.partition(":")[0] for row in concerned for line in row.health} | {"incomplete", "tokens"}
+    kinds = {line.partition(":")[0] for row in concerned for line in row.health} | {"incomplete"}
     wrong = [check.name for check in made if check.state == "wrong" and check.name in kinds.intersection(UNRELIABLE)]
     if not wrong:
         return sentence
@@ -336,8 +337,6 @@ def more_questions(run: Run) -> str:
 def _fastest(rows: Sequence[SummaryRow], placed: Mapping[str, RankRange], remedy: str) -> str:
     over = baseline_name(rows[0].baseline)
     known = sorted((row for row in rows if row.speedup_interval), key=lambda row: -(row.speedup or 0))
-    if not known and not any(row.n_prompts for row in rows):
-        return f"No method has an output that can be compared with {over}'s."
     if not known:
         return f"Too few questions to compare with {over}: a confidence interval needs {FEWEST} ({remedy})."
     several = len(known) > 1

@@ -96,7 +96,7 @@ def cross_request_memory(run: Run, label: str) -> list[str]:
     ]
 
 
-BY_CHANCE = 1e-4  # p-value of `order_memory`, which takes 20 prompts or more
+BY_CHANCE, FEWEST_PROMPTS = 1e-4, 20  # p-value and prompts of `order_memory`
 
 
 def order_memory(run: Run, label: str) -> list[str]:
@@ -109,9 +109,11 @@ def order_memory(run: Run, label: str) -> list[str]:
     for row in run.of(label):
         if row.ok and row.steps and not row.repeat and (key := (row.question_id, row.turn)) in place:
             taus[place[key] < row.position].append(((row.tokens or 0) - (row.prefill_tokens or 0)) / row.steps)
+    if not all(taus) or sum(map(len, taus)) < FEWEST_PROMPTS:
+        return []
     from scipy.stats import mannwhitneyu  # takes half a second
 
-    if not all(taus) or mannwhitneyu(*taus, alternative="less", method="asymptotic").pvalue > BY_CHANCE:
+    if mannwhitneyu(*taus, alternative="less", method="asymptotic").pvalue > BY_CHANCE:
         return []
     others, after = (f"{np.mean(side):.2f}" for side in taus)
     where = f"τ is {after} on prompts that {run.baseline} answered before it and {others} on others"

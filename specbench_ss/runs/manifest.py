@@ -270,9 +270,11 @@ def same_run(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
             f"--resume: the run in {path} has engine {stored_engine}, this session {engine}; "
             f"use --engine {stored_engine}"
         )
-    newer = {entry["label"]: entry for entry in wanted["methods"]}  # one that did not load may load now
-    stored["methods"] = [newer.get(old["label"], old) if "error" in old else old for old in stored["methods"]]
     _raise_differences(path, list(_differing_methods(stored, wanted)))
+    stored["methods"] = [  # one that did not load may load now, or the reverse
+        old | {"error": new["error"]} if "error" in new else new if "error" in old else old
+        for old, new in zip(stored["methods"], wanted["methods"], strict=True)
+    ]
     return {**stored, "sessions": [*stored.get("sessions", []), *wanted.get("sessions", [])]}
 
 
@@ -313,9 +315,9 @@ def _text(value: Any) -> str:
 
 
 def manifest_for(
-    config: RunConfig, target: Target, data: SuiteData, methods: Mapping[str, Any], command: Sequence[str]
+    config: RunConfig, target: Target, data: SuiteData, methods: Sequence[Mapping[str, Any]], command: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the manifest of a run that is about to start, JSON-ready. methods: entries or decoders, by label."""
+    """Return the manifest of a run that is about to start, JSON-ready. methods: entries."""
     model = {
         "name": target.name,
         "hash": target.weights_hash,
@@ -344,8 +346,7 @@ def manifest_for(
         ),
         "origin": getattr(target, "origin", {}),
     }
-    entries = [method_entry(label, one) if isinstance(one, Decoder) else one for label, one in methods.items()]
-    return manifest_of(config, data, command, model, entries)
+    return manifest_of(config, data, command, model, methods)
 
 
 def manifest_of(

@@ -1,7 +1,7 @@
 """Run directory: append-only, crash-safe and resumable.
 
 - manifest.json: configuration and environment; replaced atomically
-- questions.json: the questions, for readers without the suite; while methods run, without their references
+- questions.json: the questions, for readers without the suite; with status running, without their references
 - steps.jsonl: one line per decoding step, appended before its sample's line
 - samples.jsonl: one line per sample, which commits it: steps without a sample do not count
 - output_match.jsonl: one line per comparison with the reference
@@ -256,7 +256,7 @@ class RunDir:
                 storage.write_json(path / MANIFEST, manifest)
             run_dir = cls(path, manifest, rows, compared_keys, lock_fd)
             run_dir._questions = questions or read_questions(path)
-            run_dir._write_questions({"references": ()})  # which no method shall find there
+            run_dir._write_questions()
             on_error.pop_all()
         return run_dir
 
@@ -304,9 +304,11 @@ class RunDir:
         """Change entries of the manifest atomically."""
         self.manifest |= changes
         with self._write_access():
+            if "status" in changes:  # methods, which shall find no references, run only in between
+                self._write_questions(**({"references": ()} if changes["status"] == "running" else {}))
             storage.write_json(self.path / MANIFEST, self.manifest)
 
-    def _write_questions(self, replaced: dict[str, Any]) -> None:
+    def _write_questions(self, **replaced: Any) -> None:
         storage.write_json(self.path / QUESTIONS, [question.content() | replaced for question in self._questions])
 
     def keep_warning(self, text: str) -> None:
@@ -325,8 +327,6 @@ class RunDir:
 
     def close(self) -> None:
         """Close the files; appended lines are already on the disk."""
-        with contextlib.suppress(OSError):
-            self._write_questions({})
         for file in self._files.values():
             file.close()
         os.close(self._lock)

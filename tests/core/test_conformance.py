@@ -8,13 +8,14 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 
 from specbench_ss.conformance import CHECKS, FEW, Case, CheckFailed, CheckRunner, check_decoder, tiny_target
-from specbench_ss.conformance.harness import SPARE, Subject
+from specbench_ss.conformance.harness import SPARE, Subject, attempt
 from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import DraftTree
@@ -590,3 +591,13 @@ def test_tiny_targets_have_a_tokenizer_that_reads_what_it_writes() -> None:
         assert len(tokenizer) == words
         text = tokenizer.decode(list(range(words)), skip_special_tokens=True)
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_an_error_of_a_plugins_own_kind_is_a_failed_check() -> None:
+    class Unusual(BaseException):
+        pass
+
+    def unusual(*_: Any) -> str:
+        raise Unusual("of its own")
+
+    assert "Unusual: of its own" in attempt(cast("Any", SimpleNamespace(test=unusual)), cast("Any", None), FEW[0])

@@ -12,7 +12,6 @@ import torch
 
 from specbench_ss.engine import target as targets
 from specbench_ss.engine.timing import cuda_settings, settle_cuda
-from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.models.tiny import tiny_target
 from specbench_ss.results.compare import differences
 from specbench_ss.runs.config import RunConfig
@@ -82,10 +81,9 @@ def test_settings_are_made_where_a_model_lies_on_cuda_and_nowhere_else(monkeypat
 
 def test_a_run_on_cuda_records_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     target, data = tiny_target("llama"), SuiteData("specbench", "generated", ())
-    decoders = {"ar": Autoregressive(target)}
-    assert "cuda_settings" not in manifest_for(RunConfig(methods=()), target, data, decoders, ())["model"]
+    assert "cuda_settings" not in manifest_for(RunConfig(methods=()), target, data, (), ())["model"]
     monkeypatch.setattr(target, "device", torch.device("cuda", 0))
-    model = manifest_for(RunConfig(methods=()), target, data, decoders, ())["model"]
+    model = manifest_for(RunConfig(methods=()), target, data, (), ())["model"]
     assert model["cuda_settings"] == cuda_settings()
 
 

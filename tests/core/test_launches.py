@@ -65,7 +65,7 @@ def launches_of_steps(name: str) -> list[int]:
     limits = StopParams(40)
     with torch.inference_mode():
         for _ in range(3):
-            cache = decoder.target.request_cache(*kv_cache_size(decoder, PROMPT, limits))
+            cache = decoder.target.request_cache(*kv_cache_size(decoder, len(PROMPT) + limits.max_new_tokens))
             session = DecodeSession(decoder, PROMPT, limits, SamplingParams(), cache)
             state, _ = session.prefill()
             counts = []

@@ -9,7 +9,7 @@ import pytest
 
 from specbench_ss.bench.preflight import with_references
 from specbench_ss.conformance import tiny_target
-from specbench_ss.engine.decoder import Decoder, DecodeState, references
+from specbench_ss.engine.decoder import Decoder, DecodeState, check_references, reference_spec
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.tree import DraftTree
@@ -65,6 +65,12 @@ class OfSpeculative(Speculative):
 def of(*kinds: type[Decoder]) -> dict[str, Decoder]:
     target = tiny_target("llama")
     return {"ar": Reference(target)} | {kind.name: kind(target) for kind in kinds}
+
+
+def references(decoders: dict[str, Decoder]) -> dict[str, str]:
+    named = {label: reference_spec(decoder, decoder.options).label for label, decoder in decoders.items()}
+    check_references(decoders, named)
+    return named
 
 
 def test_a_method_is_compared_with_plain_decoding_of_its_own_model() -> None:

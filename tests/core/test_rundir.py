@@ -56,6 +56,14 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert run.labels == ["ar"]
 
 
+def test_references_are_away_only_while_a_run_goes_on(tmp_path: Path) -> None:
+    with RunDir.open(OutputOptions(tmp_path), manifest(), QUESTIONS) as run:
+        for status, there in (("running", False), ("interrupted", True), ("running", False), ("complete", True)):
+            run.update(status=status)
+            run.update(repeats_made=1)
+            assert (tuple(read_run(tmp_path).questions) == QUESTIONS) is there
+
+
 def cuts(content: bytes, start: int = 0) -> list[int]:
     """Lengths at which to cut a file: around the end of every record, and a few within them."""
     ends = [start, *(i + 1 for i in range(start, len(content)) if content[i : i + 1] == b"\n")]

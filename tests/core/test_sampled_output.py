@@ -34,7 +34,7 @@ from specbench_ss.results.quality import BIASED, ENOUGH, bound, pool, sampling_t
 from specbench_ss.results.summary import SummaryRow, summarise
 from specbench_ss.results.terminal import print_verbose
 from specbench_ss.runs.config import OutputOptions, Recording, RunConfig
-from specbench_ss.runs.manifest import manifest_for
+from specbench_ss.runs.manifest import manifest_for, method_entry
 from specbench_ss.runs.records import OUTSIDE, PIT_BINS, Run, SampledTokens, read_output_match
 from specbench_ss.runs.run_dir import RunDir, read_run
 from specbench_ss.suite import Question, Suite, SuiteData
@@ -94,7 +94,8 @@ def measured(
         stop=(),
     )
     where = OutputOptions(path, resume, recording=Recording(record_drafts="0", telemetry=0))
-    with RunDir.open(where, manifest_for(config, target(), data, decoders, []), data.questions) as run_dir:
+    entries = [method_entry(label, decoder) for label, decoder in decoders.items()]
+    with RunDir.open(where, manifest_for(config, target(), data, entries, []), data.questions) as run_dir:
         run(config, target(), Asked(), data, decoders, run_dir, Recorder(), where)
     return read_run(path)
 

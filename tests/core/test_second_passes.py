@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from specbench_ss import DraftTree, load_run, run
+from specbench_ss import Decoder, DraftTree, load_run, run
 from specbench_ss.bench import draft_recording
 from specbench_ss.bench.draft_recording import (
     draft_step,
@@ -122,6 +122,17 @@ def test_an_interrupted_run_has_its_traces(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(KeyboardInterrupt):
         run("pld", out=tmp_path / "run", device="cpu", trace=True, **FEW)
     assert list(read_manifest(tmp_path / "run")["traces"]) == ["ar", "pld"]
+
+
+def test_a_trace_that_fails_leaves_no_prompt_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(*_: Any) -> None:
+        raise SystemExit
+
+    reset: list[str] = []
+    monkeypatch.setattr(draft_recording, "traced", leave)
+    monkeypatch.setattr(Decoder, "reset_history", lambda self: reset.append(self.name))
+    done = run("pld", out=tmp_path / "run", device="cpu", trace=True, **FEW)
+    assert reset == ["ar", "pld"] and all(done.samples["status"] == "ok")
 
 
 def test_resuming_makes_only_what_is_missing(made: Path) -> None:

@@ -122,7 +122,9 @@ def test_streams_of_several_requests_stand_next_to_their_own_rows(kind: str) -> 
     alone = [generate(decoder, prompt, StopParams(20), SamplingParams()) for prompt in prompts]
     together: dict[int, RequestOutput] = {}
     asked = [BatchRequest(prompt, StopParams(20), SamplingParams()) for prompt in prompts]
-    BatchEngine(decoder, 2).answer(asked, together.__setitem__)
+    engine = BatchEngine(decoder, 2)
+    engine.answer(asked, together.__setitem__)
+    assert not any(keys.any() for cache in engine.caches for keys in cache.keys if keys is not None)
     for number, one in enumerate(alone):
         made = together[number].generation
         assert made is not None and made.tokens == one.tokens

@@ -165,6 +165,15 @@ def test_verdicts_stand_next_to_speed_and_are_asked_for_once(
     assert main(["report", str(run)]) == 0 and "s rating, divided by ten" in (run / "report.html").read_text()
 
 
+def test_answers_are_not_judged_while_references_are_missing(
+    run: Path, judge: Judge, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = json.loads((run / "questions.json").read_text())
+    (run / "questions.json").write_text(json.dumps([question | {"references": []} for question in questions]))
+    assert ask(run, judge, "--yes") == 2
+    assert "--resume" in capsys.readouterr().err and not judge.requests
+
+
 def test_equal_answers_share_one_verdict(run: Path, judge: Judge) -> None:
     lines = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
     for line in lines:
