@@ -146,9 +146,13 @@ def _check_question(target: ModelInfo, place: str, question: Question) -> Questi
     with prefixed(place):
         text = target.chat_text(question.messages())
     for message in question.history:
-        calls = [str((call.get("function") or call).get("name", "")) for call in message.tool_calls]
-        stated = [message.content or ""] if message.role != "assistant" else []
-        if not all(part.strip() in text for part in (*stated, *calls)):
+        calls = [str((call.get("function") or call).get("name") or "") for call in message.tool_calls]
+        stated = message.role == "assistant" or (message.content or "").strip() in text
+        if not stated:  # a template may escape it, as JSON does
+            other = (replace(m, content=f"{m.content}.") if m is message else m for m in question.history)
+            with prefixed(place):
+                stated = target.chat_text(replace(question, history=tuple(other)).messages()) != text
+        if not (stated and all(name in text for name in calls)):
             raise UserError(
                 f"{place}: the chat template omits the {message.role} message or its tool calls; "
                 "remove it or use another --chat-template"

@@ -272,10 +272,10 @@ def headline(
     measured = [row for row in overall if row.comparison != "baseline"]
     over = baseline_name(next((row.baseline for row in overall), REFERENCE))
     methods = [row for row in measured if not row.reference_of] or measured  # without AR baselines of changed models
-    ill = failing(summaries)
-    rows = [row for row in methods if (contends(row) or row.reference_of) and row.method not in ill]
-    sentence = _fastest(rows, placed, remedy) if rows else _without_ranking(methods, ill, over)
-    sentence += _noise(overall, rows) + _set_apart(methods, ill)
+    failed = failing(summaries)
+    rows = [row for row in methods if (contends(row) or row.reference_of) and row.method not in failed]
+    sentence = _fastest(rows, placed, remedy) if rows else _without_ranking(methods, failed, over)
+    sentence += _noise(overall, rows) + _set_apart(methods, failed)
     concerned = [row for row in overall if row.comparison == "baseline"] + (rows or methods)
     kinds = {line.partition(":")[0] for row in concerned for line in row.health} | {"incomplete", "tokens"}
     wrong = [check.name for check in made if check.state == "wrong" and check.name in kinds.intersection(UNRELIABLE)]
@@ -292,22 +292,22 @@ def baseline_name(label: str) -> str:
     return "AR" if label == REFERENCE else cut(label)
 
 
-def _without_ranking(methods: Sequence[SummaryRow], ill: Collection[str], over: str) -> str:
-    """Return why no method is ranked. ill: labels of the methods with failed samples."""
+def _without_ranking(methods: Sequence[SummaryRow], failed: Collection[str], over: str) -> str:
+    """Return why no method is ranked. failed: labels of the methods with failed samples."""
     if not methods:
         return f"Only {over} was measured: add --methods to compare it with."
     if invalid := [row.method for row in methods if row.comparison == "invalid"]:
         return f"The results of {_some(invalid)} are invalid."
     if not any(row.n_prompts for row in methods):
         return f"No method has an output that can be compared with {over}'s."
-    if failed := [row.method for row in methods if row.method in ill]:
-        return f"{_some(failed)} failed on more samples than {over}, so that the speedup has no meaning."
+    if worse := [row.method for row in methods if row.method in failed]:
+        return f"{_some(worse)} failed on more samples than {over}, so that the speedup has no meaning."
     return f"No lossless method of {over}'s model was measured."
 
 
-def _set_apart(methods: Sequence[SummaryRow], ill: Collection[str]) -> str:
+def _set_apart(methods: Sequence[SummaryRow], failed: Collection[str]) -> str:
     """Return sentences on methods that are not ranked: of another model, with their quality, and lossy ones."""
-    rows = [row for row in methods if row.comparison != "invalid" and row.method not in ill and not row.reference_of]
+    rows = [row for row in methods if row.comparison != "invalid" and row.method not in failed and not row.reference_of]
     others = [row for row in rows if row.lossless and row.reference != row.baseline]
     lossy = [row.method for row in rows if not row.lossless]
     gains = [(row, f"{own_model(row) or MISSING} vs {row.reference}; {quality_text(row)}") for row in others]
