@@ -41,7 +41,7 @@ from specbench_ss.bench.server_counts import (
     of_request,
     read_metrics,
 )
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, printable
 from specbench_ss.redaction import SHORTEST, without
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.version import __version__
@@ -132,6 +132,7 @@ class Event(msgspec.Struct):
 
 
 _read = msgspec.json.Decoder(Event).decode
+_skip = msgspec.json.Decoder(msgspec.Raw).decode  # checks the syntax alone
 
 
 def payloads(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -139,7 +140,11 @@ def payloads(pieces: Iterable[bytes]) -> Iterator[bytes]:
     data = bytearray()
     for line in _lines(pieces):
         if line.startswith(b"data:"):
-            data += line[5:].removeprefix(b" ") + b"\n"
+            value = line[5:].removeprefix(b" ")
+            if not data and _is_whole(value):  # some servers send no empty line after an event
+                yield value
+                continue
+            data += value + b"\n"
             _check_length(data)
         elif not line and data:  # the end of an event
             yield bytes(data[:-1])
@@ -148,6 +153,14 @@ def payloads(pieces: Iterable[bytes]) -> Iterator[bytes]:
             raise AnswerError(f"the response is not a server-sent event stream: {shown(line)}")
     if data:
         yield bytes(data[:-1])
+
+
+def _is_whole(data: bytes) -> bool:
+    try:
+        _skip(data)
+    except MALFORMED:
+        return data == DONE
+    return True
 
 
 def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -197,8 +210,7 @@ def message_of(body: bytes) -> str:
 
 def shown(data: bytes) -> str:
     """Return the start of a server's text on one line without control characters."""
-    text = " ".join(data[: 4 * SHOWN].decode(errors="replace").split())
-    plain = "".join(c if c.isprintable() else "?" for c in text)
+    plain = printable(" ".join(data[: 4 * SHOWN].decode(errors="replace").split()))
     return plain[:SHOWN] + ("…" if len(plain) > SHOWN else "") if plain else "nothing"
 
 
@@ -273,10 +285,10 @@ class Exchange:
 
 
 OVER = 1  # allowed tokens above max_tokens: a counted EOS
-HIDDEN = 16  # allowed tokens without text: EOS, reasoning markers
+MAX_SILENT_TOKENS = 16  # allowed tokens without text: EOS, reasoning markers
 TOKEN = 1 << 10  # bytes of one token's text, at most
 TEMPLATE = 1 << 16  # tokens that a chat template adds, at most
-TOGETHER_S = 5e-4  # pieces of text with shorter gaps between them were not decoded one after another
+TOGETHER, TOGETHER_S = 0.1, 2e-4  # pieces with gaps below this share of the mean gap, or seconds, were sent together
 SILENT = ("ignore_eos", "min_tokens")  # settings by which tokens without text follow the end of a text
 
 
@@ -296,6 +308,7 @@ class Answer:
     chunks: int = 0  # pieces of text
     text_bytes: int = 0  # of text and reasoning
     first: tuple[int, int, int] = (0, 0, 0)  # chunks, bytes and token ids that arrived with the first piece of text
+    arrivals: list[tuple[float, int, int]] = field(default_factory=list)  # of pieces: time, bytes and token ids so far
     prompt_tokens: int | None = None
     ttft_s: float | None = None  # to the first piece
     wall_s: float = 0.0
@@ -336,7 +349,7 @@ class Answer:
         for report in (*reports, *(choice.speculative_decoding for choice in event.choices or ())):
             if report is not None:
                 self.spec = of_request(report) or self.spec
-        pieces, most = max(self.chunks, len(self.token_ids), len(self.logprobs)), self.max_tokens + HIDDEN
+        pieces, most = max(self.chunks, len(self.token_ids), len(self.logprobs)), self.max_tokens + MAX_SILENT_TOKENS
         sizes = (("tokens", self.tokens), ("pieces of text", pieces), ("KiB of text", self.text_bytes // TOKEN))
         for name, size in sizes:
             if size > most:
@@ -346,26 +359,37 @@ class Answer:
         return before != (self.chunks, self.finish)
 
     def _add_text(self, text: str, reasoning: str, at_s: float) -> None:
-        together = not self.chunks or (self.chunks == self.first[0] and at_s - self.wall_s < TOGETHER_S)
         self.parts.append(text)
         self.thoughts.append(reasoning)
         self.text_bytes += len((text + reasoning).encode(errors="surrogatepass"))
         self.chunks += 1
         self.ttft_s = at_s if self.ttft_s is None else self.ttft_s
         self.wall_s = at_s
-        if together:
-            self.first = self.chunks, self.text_bytes, len(self.token_ids)
+        self.arrivals.append((at_s, self.text_bytes, len(self.token_ids)))
+
+    def _first_pieces(self) -> tuple[int, int, int]:
+        """Return the chunks, bytes and token ids of the pieces that were sent together with the first one.
+
+        Their gaps are short against the mean gap: a fast server has short gaps everywhere, a flush only at its start.
+        """
+        times = [at_s for at_s, _, _ in self.arrivals]
+        longest = max(TOGETHER_S, TOGETHER * (times[-1] - times[0]) / max(1, len(times) - 1))
+        number = next((i for i in range(1, len(times)) if times[i] - times[i - 1] >= longest), len(times))
+        return (number, *self.arrivals[number - 1][1:])
 
     def count_from(self, moment: float) -> None:
         """Count the times of a checked answer from this reading of the clock."""
         waited = self.sent_at - moment
         self.ttft_s, self.wall_s, self.sent_at = (self.ttft_s or 0.0) + waited, self.wall_s + waited, moment
 
-    def checked(self, tokenize: Callable[[str], int] | None = None) -> Answer:
-        """Return the answer after the end of its stream. Raise AnswerError if it is incomplete or implausible.
+    def count_tokens(self, tokenize: Callable[[str], int] | None) -> Answer:
+        """Count the tokens of the text if the server did not. This takes time, so it is not part of a measurement."""
+        if tokenize is not None and self.counted == "chunks" and self.chunks:
+            self.tokens, self.counted = max(1, tokenize(self.reasoning + self.text)), "tokenizer"
+        return self
 
-        tokenize: counts the tokens of a text that the server did not count.
-        """
+    def checked(self) -> Answer:
+        """Return the answer after the end of its stream. Raise AnswerError if it is incomplete or implausible."""
         if not self.finish:
             position = f"after {self.chunks} pieces of text" if self.chunks else "before any text"
             raise AnswerError(f"the stream ended {position}, without a finish reason")
@@ -374,11 +398,10 @@ class Answer:
         self.text, self.reasoning = "".join(self.parts), "".join(self.thoughts)
         if self.counted == "chunks":
             self.tokens = self.chunks
-            if tokenize is not None and self.chunks:
-                self.tokens, self.counted = max(1, tokenize(self.reasoning + self.text)), "tokenizer"
         if not self.tokens:
             raise AnswerError("the stream had no text")
         self._check_counts()
+        self.first = self._first_pieces() if self.arrivals else (0, 0, 0)
         self.ttft_s = self.wall_s if self.ttft_s is None else self.ttft_s
         return self
 
@@ -393,7 +416,7 @@ class Answer:
         stop = max((len(text.encode()) for text in self.stop), default=0)  # not part of the text
         full = self.finish == "length" and self.tokens >= self.max_tokens
         explained = full or self.silent or len(self.token_ids) == self.tokens
-        if not explained and self.tokens > self.text_bytes + stop + HIDDEN:
+        if not explained and self.tokens > self.text_bytes + stop + MAX_SILENT_TOKENS:
             raise AnswerError(f"the server counts {self.tokens} tokens in a text of {self.text_bytes} bytes")
         most = self.max_tokens if self.counted == "chunks" else self.tokens
         if self.spec is not None and (fault := self.spec.fault(most)):
@@ -528,7 +551,7 @@ class Server:
             finally:
                 response.close()
         answer.sent_at = exchange.sent_at
-        answer.checked(self.tokenize)
+        answer.checked()
         answer.text, answer.reasoning = (self.hidden(text, SHORTEST) for text in (answer.text, answer.reasoning))
         return answer
 

@@ -23,8 +23,8 @@ from specbench_ss.bench.run_loop import ConcurrencySweep, RunCallbacks, Session,
 from specbench_ss.bench.runner import finished
 from specbench_ss.bench.schedule import Sample, arrivals, method_order, warmup_messages
 from specbench_ss.bench.server_client import (
-    HIDDEN,
     MALFORMED,
+    MAX_SILENT_TOKENS,
     REFUSED,
     Answer,
     AnswerError,
@@ -60,7 +60,7 @@ def counter_delta(before: Reading | None, after: Reading | None, tokens: int, ou
     """
     if before is None or after is None:
         return None
-    deepest, generated = len(after.accepted_per_pos) or HIDDEN, after.generated - before.generated
+    deepest, generated = len(after.accepted_per_pos) or MAX_SILENT_TOKENS, after.generated - before.generated
     if not tokens <= generated <= tokens + (deepest + 1) * outputs:
         return None
     delta = after.since(before, outputs)
@@ -311,6 +311,9 @@ class Arrival:
         return True
 
 
+Reported = tuple[SampleRecord, Answer | None, float]  # a request, its answer, and the server's clock at its end
+
+
 class ServedConcurrencySweep(ConcurrencySweep[Messages]):
     """Sends the requests of each level to the session's servers.
 
@@ -348,7 +351,10 @@ class ServedConcurrencySweep(ConcurrencySweep[Messages]):
                     for (row, messages, _), arrival in zip(todo, planned, strict=True)
                 ]
                 reported = [self._reported(future, over) for future in as_completed(sent)]
-        rows, wall_s = [row for row, _ in reported], max(end for _, end in reported) - began
+        rows, wall_s = [row for row, _, _ in reported], max(end for _, _, end in reported) - began
+        for row, answer, _ in reported:
+            if answer is not None and server.tokenize is not None:
+                to_record(row, answer.count_tokens(server.tokenize), None, server.engine)
         after = server.counters_with(before, sum(row.tokens or 0 for row in rows if row.ok))
         if label in self.session.dropped:  # --resume makes the level again
             return
@@ -363,40 +369,39 @@ class ServedConcurrencySweep(ConcurrencySweep[Messages]):
 
     def _timed_request(
         self, server: Server, row: SampleRecord, messages: Messages, arrival: Arrival | None
-    ) -> tuple[SampleRecord, float]:
-        """Run one request in a thread; return its record, and the reading of the server's clock at its end."""
-        return self._run_request(server, row, messages, arrival), server.clock()
+    ) -> Reported:
+        """Run one request in a thread; return its record, its answer, and the server's clock at its end."""
+        return row, self._run_request(server, row, messages, arrival), server.clock()
 
     def _run_request(
         self, server: Server, row: SampleRecord, messages: Messages, arrival: Arrival | None
-    ) -> SampleRecord:
-        """Run one request and return its record, a failed one if there is no answer."""
+    ) -> Answer | None:
+        """Run one request and fill its record, a failed one if there is no answer."""
         if arrival is not None and not arrival.wait(server.clock):
             row.status, row.error = "failed", NOT_SENT
-            return row
+            return None
         started = time.time()
         try:
             answer = server.ask(messages, self.session.settings(row.seed), self.session.timeout)
         except AnswerError as e:
             row.status, row.error = "failed", error_text(e)
-            return row
+            return None
         row.started, row.ended = started, time.time()
         if arrival is not None:
             row.started = arrival.started
             answer.count_from(arrival.at)
-        return to_record(row, answer, None, server.engine)
+        to_record(row, answer, None, server.engine)
+        return answer
 
-    def _reported(
-        self, future: Future[tuple[SampleRecord, float]], over: threading.Event
-    ) -> tuple[SampleRecord, float]:
+    def _reported(self, future: Future[Reported], over: threading.Event) -> Reported:
         """Report an ended request. End the waits of the others if its server is not measured further."""
-        row, end = future.result()
+        row, answer, end = future.result()
         self.session.events.on_sample(row)
         if row.error != NOT_SENT:  # no failure of the server
             self.session.ended(row)
         if row.method in self.session.dropped:
             over.set()
-        return row, end
+        return row, answer, end
 
 
 @contextmanager
@@ -558,8 +563,9 @@ class ServedSession(Session):
         try:
             for row in chosen:
                 messages = by_id[row.question_id].messages([])
-                answer = self.fleet.get(self.baseline).ask(messages, self.settings(row.seed), self.timeout)
-                again = to_record(replace(row), answer, None, "")
+                server = self.fleet.get(self.baseline)
+                answer = server.ask(messages, self.settings(row.seed), self.timeout)
+                again = to_record(replace(row), answer.count_tokens(server.tokenize), None, "")
                 if (then := tpot_s(row)) and (now := tpot_s(again)):
                     before, after, prompts = before + then, after + now, prompts + 1
         except AnswerError as e:
@@ -588,6 +594,7 @@ class ServedSession(Session):
                 self._failed[server.label] += 1
                 raise
         blank.ended = time.time()
+        answer.count_tokens(server.tokenize)
         after = server.counters_with(before, answer.tokens)
         self._failed[sample.method] = 0
         return to_record(blank, answer, counter_delta(before, after, answer.tokens), server.engine), []
