@@ -67,7 +67,7 @@ def run_config(options: RunOptions) -> RunConfig:
         values |= {"model": MODEL, "methods": (), "endpoints": endpoints_of(options)}
         values["concurrency"] = in_flight(options.concurrency, "--concurrency")
         further = _json_object("--extra-body", options.extra_body, SET_ELSEWHERE)
-        variables = _json_object("--chat-template-kwargs", options.chat_template_kwargs)
+        variables = _both_variables(further, options)
         values["extra_body"] = _json(further | ({TEMPLATE_FIELD: variables} if variables else {}))
         values["chat_template_kwargs"] = None
         return RunConfig(**values)
@@ -120,10 +120,15 @@ def _template_variables(options: RunOptions) -> str | None:
     body = _json_object("--extra-body", options.extra_body)
     if further := sorted(body.keys() - {TEMPLATE_FIELD}):
         raise UserError(f"--extra-body with {further[0]} needs {MODES[SERVER]}")
-    variables = _json_object(f"--extra-body {TEMPLATE_FIELD}", json.dumps(body.get(TEMPLATE_FIELD, {})))
-    if variables:
+    if body.get(TEMPLATE_FIELD):
         warnings.warn("--extra-body: its chat_template_kwargs are used as --chat-template-kwargs", stacklevel=2)
-    return _json(variables | _json_object("--chat-template-kwargs", options.chat_template_kwargs))
+    return _json(_both_variables(body, options))
+
+
+def _both_variables(body: Mapping[str, Any], options: RunOptions) -> dict[str, Any]:
+    """Return the template variables of --extra-body and --chat-template-kwargs; the latter override."""
+    given = _json_object(f"--extra-body {TEMPLATE_FIELD}", json.dumps(body.get(TEMPLATE_FIELD, {})))
+    return given | _json_object("--chat-template-kwargs", options.chat_template_kwargs)
 
 
 def _check_values(options: RunOptions) -> None:

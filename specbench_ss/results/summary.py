@@ -29,7 +29,7 @@ from specbench_ss.results.quality import (
 )
 from specbench_ss.results.sample_checks import invalid_reasons, lower_bound, passed_seconds
 from specbench_ss.runs.columns import Ends
-from specbench_ss.runs.output_match import is_wrong
+from specbench_ss.runs.output_match import is_wrong, other_model
 from specbench_ss.runs.records import DTYPES, Array, Run, SampleRecord, Steps
 from specbench_ss.runs.run_dir import uncompared, without_verdict
 from specbench_ss.stats import FEWEST, Comparison, Floats, Interval, compare, ratio_interval, speedup_interval
@@ -432,6 +432,7 @@ def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
         for label in run.labels:
             here = _Compared(run, label, rows, verdicts[label, task])
             differs = any(is_wrong(verdict, run.served) for verdict in verdicts[label, OVERALL])
+            differs = differs and not other_model(run.manifest, label)
             found.append(_summary(here, task, quality_margin, without, (invalid[label], differs), tests.get(label)))
     return found
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from specbench_ss.engine.decoder import Decoder, Step
 from specbench_ss.engine.numerics import near_tie_drop
@@ -34,6 +35,13 @@ FAILED = ("the sample failed", "the reference failed")  # reasons of temporarily
 def is_wrong(verdict: str, served: bool) -> bool:
     """Return whether a verdict shows a fault of the method. A server may leave out the end token of an output."""
     return verdict == "mismatch" or (verdict == "length differs" and not served)
+
+
+def other_model(manifest: Mapping[str, Any], label: str) -> bool:
+    """Return whether a server has another model, by name, than its reference: then other outputs are no fault."""
+    entries = {one["label"]: one for one in manifest["methods"] if "served" in one}
+    models = {name: {**one["resolved"], **one["served"]}.get("model") for name, one in entries.items()}
+    return label in models and models[label] != models[entries[label]["reference"]]
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
