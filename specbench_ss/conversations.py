@@ -204,9 +204,10 @@ def _answer(place: str, name: str, row: Mapping[str, Any]) -> str:
     """Return the first answer in the columns of the format. Raise UserError if there is none."""
     key = next((key for key in FORMS[name].answers if row.get(key) is not None), None)
     if key is None:
-        lacking = f": no column {' or '.join(map(repr, FORMS[name].answers))}; there are {_listed(row)}"
-        lacking = lacking if FORMS[name].answers else ""
-        raise UserError(f"{place}: {name!r} has no answers{lacking}; use --regenerate-responses")
+        lacking = "".join(f", no column {column!r}" for column in FORMS[name].answers)
+        raise UserError(
+            f"{place}: {name!r} has no answers{lacking}; there are {_listed(row)}; use --regenerate-responses"
+        )
     return next(iter(_acceptable(row.get(key))), "") or text_in(place, row, key)
 
 
@@ -234,20 +235,14 @@ def _message(place: str, entry: Any, speaker: str) -> Message:
             raise UserError(f"{place}: 'content' has a part of type {kind}; only parts with a 'text' are read")
         content = "".join(part["text"] for part in content)
     tools = {key: entry[key] for key in TOOL_KEYS if entry.get(key)}
-    kinds = all(_are_calls(value) if key == "tool_calls" else isinstance(value, str) for key, value in tools.items())
+    kinds = all(isinstance(value, list if key == "tool_calls" else str) for key, value in tools.items())
+    calls = tools.get("tool_calls") or ()
+    kinds = kinds and all(isinstance(e, Mapping) and isinstance(e.get("function") or {}, Mapping) for e in calls)
     if tools and not (kinds and encodable(json.dumps(tools, ensure_ascii=False, default=str))):
-        texts = "'tool_call_id' and 'name' texts that can be encoded"
-        raise UserError(f"{place}: 'tool_calls' must be a list of objects, {texts}")
+        raise UserError(f"{place}: 'tool_calls' must be a list of objects; 'name' texts that can be encoded")
     if content is not None or not tools.get("tool_calls") or ROLES[role] != "assistant":
         content = text_in(place, {"content": content}, "content")
     return {"role": ROLES[role], "content": content, **tools}
-
-
-def _are_calls(value: Any) -> bool:
-    """Return True for a list of objects; the function of a call, if it has one, must also be an object."""
-    calls = value if isinstance(value, list) else [value]
-    objects = all(isinstance(e, Mapping) and isinstance(e.get("function") or {}, Mapping) for e in calls)
-    return objects and calls is value
 
 
 def text_in(place: str, row: Mapping[str, Any], key: str) -> str:

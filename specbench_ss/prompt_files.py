@@ -243,8 +243,7 @@ class HubSource:
             set_options = {key: value for key, value in options.items() if value is not None}
             return datasets.load_dataset(self.name, split=self.split, **set_options)
         except Exception as error:  # many classes, about the name or the network
-            first = next(iter(str(error).strip().splitlines()), "")
-            raise UserError(f"cannot load data set {self.name!r}: {type(error).__name__}: {first}") from error
+            raise UserError(f"cannot load data set {self.name!r}: {first_line(error)}") from error
 
     def rows(self) -> Iterator[tuple[str, Row]]:
         """Yield rows in the data set's order. The place is 'NAME, row N'."""

@@ -16,18 +16,15 @@ SECRET = re.compile(  # names of secrets; not `num_key_value_heads`, `pass_confi
     )""",
     re.VERBOSE | re.DOTALL,
 )
-TOKENS = re.compile(  # tokens of text: of the vocabulary, or a number of them
-    r"""(?:^|_)(?:eos|bos|pad|unk|mask|sep|cls|start|end|begin|stop|special|image|img|video|audio|vision|draft|think
-      |tool|call|fim|prefix|suffix|max|min|new|num|total|batched|speculative|prompt|input|output|completion|extra)
-      _tokens?$""",
-    re.VERBOSE,
+TOKENS = re.compile(  # tokens of text, or a number of them
+    "(?:^|_)(?:eos|bos|pad|unk|mask|sep|cls|start|end|begin|stop|special|image|img|video|audio|vision|draft|think|tool|call"
+    "|fim|prefix|suffix|max|min|new|num|total|batched|speculative|prompt|input|output|completion|extra)_tokens?$"
 )
 USER = re.compile(r"(\w://)[^/\s]+@")  # user and password of an address
 BEARER = re.compile(r"\b(bearer\s+)[^\s\"']+", re.IGNORECASE)
 HEADER = re.compile(r"\s*([\w-]+):\s+\S")
-NAMED = re.compile(
-    r"""(?<![\w.-])(?:(--?[\w.-]+)(?:\s*=|\s)|([\w.-]+)["']?\s*[=:])\s*[\[(]*"""
-)  # NAME=, "name": [, --name
+# NAME=, "name": [, --name
+NAMED = re.compile(r"""(?<![\w.-])(?:(--?[\w.-]+)(?:\s*=|\s)|([\w.-]+)["']?\s*[=:])\s*[\[(]*""")
 PROSE = re.compile(r"""\s*(?:tokens?|key):\s+(['"])(?![\w-]{16})[^'"]*\1\s+[a-z]""", re.IGNORECASE)  # "token: 'a' is"
 VALUE = re.compile(r""""[^"]*"|'[^']*'|[^\s"'&,;\])}]+""")
 
@@ -45,12 +42,11 @@ def redacted(value: Any, name: str = "") -> Any:
 
 def _is_secret(name: str, value: Any) -> bool:
     """Return whether a value is a secret by its name or an outer one; numbers of tokens are none."""
-    if not name or value is None or isinstance(value, bool) or value == "":
-        return False
+    given = value is not None and value != "" and not isinstance(value, bool)
     numeric = re.fullmatch(r"[\d.]*[kKmMgG]?", str(value)) is not None
     words = (re.sub(r"(?<=[a-z])(?=[A-Z])|\W", "_", part).lower() for part in name.split())
     names = (re.sub("tokens?", "", part) if numeric or TOKENS.search(part) else part for part in words)
-    return any(SECRET.search(part) for part in names)
+    return given and any(SECRET.search(part) for part in names)
 
 
 def redacted_text(text: str) -> str:
@@ -69,9 +65,8 @@ def redacted_text(text: str) -> str:
     shown, at = "", 0
     while name := NAMED.search(text, at):
         shown, at = shown + text[at : name.end()], name.end()
-        value = VALUE.match(text, at)
-        secret = value and _is_secret((name[1] or name[2]).strip("-"), value[0].strip("\"'"))
-        if value and secret and not PROSE.match(text, name.start()):
+        value = None if PROSE.match(text, name.start()) else VALUE.match(text, at)
+        if value and _is_secret((name[1] or name[2]).strip("-"), value[0].strip("\"'")):
             shown, at = shown + HIDDEN, value.end()
     return shown + text[at:]
 
@@ -80,10 +75,9 @@ def redacted_words(words: Iterable[str]) -> list[str]:
     """Return the words of a command line with their secrets hidden, as `redacted` does."""
     shown, option = list[str](), ""  # option: whose value the next word may be
     for word in words:
-        dashed, equals = word.startswith("-"), "=" in word
+        dashed, (name, equals, value) = word.startswith("-"), word.partition("=")
         shown.append(redacted_text(word) if dashed else redacted(word, option))
         if dashed and equals:
-            name, _, value = word.partition("=")
             shown[-1] = f"{name}={redacted(value, name.strip('-'))}"
         option = word.strip("-") if dashed and not equals else ""
     return shown

@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from ipaddress import ip_address
+from itertools import pairwise
 from types import TracebackType
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
@@ -140,13 +141,10 @@ def payloads(pieces: Iterable[bytes]) -> Iterator[bytes]:
     data = bytearray()
     for line in _lines(pieces):
         if line.startswith(b"data:"):
-            value = line[5:].removeprefix(b" ")
-            if not data and _is_whole(value):  # some servers send no empty line after an event
-                yield value
-                continue
-            data += value + b"\n"
+            data += line[5:].removeprefix(b" ") + b"\n"
             _check_length(data)
-        elif not line and data:  # the end of an event
+            line = b"" if data.count(b"\n") == 1 and _is_whole(data[:-1]) else line  # some servers send no empty line
+        if not line and data:  # the end of an event
             yield bytes(data[:-1])
             data = bytearray()
         elif line and not FIELD.match(line):
@@ -155,12 +153,10 @@ def payloads(pieces: Iterable[bytes]) -> Iterator[bytes]:
         yield bytes(data[:-1])
 
 
-def _is_whole(data: bytes) -> bool:
-    try:
-        _skip(data)
-    except MALFORMED:
-        return data == DONE
-    return True
+def _is_whole(data: bytes | bytearray) -> bool:
+    with suppress(*MALFORMED):
+        return bool(_skip(data))
+    return data == DONE
 
 
 def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -308,7 +304,9 @@ class Answer:
     chunks: int = 0  # pieces of text
     text_bytes: int = 0  # of text and reasoning
     first: tuple[int, int, int] = (0, 0, 0)  # chunks, bytes and token ids that arrived with the first piece of text
-    arrivals: list[tuple[float, int, int]] = field(default_factory=list)  # of pieces: time, bytes and token ids so far
+    arrivals: list[tuple[float, int, int, int]] = field(
+        default_factory=list
+    )  # time of each piece, `first` if it was last
     prompt_tokens: int | None = None
     ttft_s: float | None = None  # to the first piece
     wall_s: float = 0.0
@@ -339,7 +337,13 @@ class Answer:
             self.token_ids += choice.token_ids or choice.response_token_ids or ()
             self.logprobs += (choice.logprobs and choice.logprobs.content) or ()
             if delta and (delta.content or reasoning):
-                self._add_text(delta.content or "", reasoning, at_s)
+                self.parts.append(delta.content or "")
+                self.thoughts.append(reasoning)
+                self.text_bytes += len((self.parts[-1] + reasoning).encode(errors="surrogatepass"))
+                self.chunks += 1
+                self.ttft_s = at_s if self.ttft_s is None else self.ttft_s
+                self.wall_s = at_s
+                self.arrivals.append((at_s, self.chunks, self.text_bytes, len(self.token_ids)))
             if choice.finish_reason and not self.finish:
                 self.finish, self.wall_s = choice.finish_reason, at_s
         if event.usage is not None:
@@ -358,32 +362,13 @@ class Answer:
             raise AnswerError(f"the server counts {self.prompt_tokens} tokens in a prompt of {self.prompt_bytes} bytes")
         return before != (self.chunks, self.finish)
 
-    def _add_text(self, text: str, reasoning: str, at_s: float) -> None:
-        self.parts.append(text)
-        self.thoughts.append(reasoning)
-        self.text_bytes += len((text + reasoning).encode(errors="surrogatepass"))
-        self.chunks += 1
-        self.ttft_s = at_s if self.ttft_s is None else self.ttft_s
-        self.wall_s = at_s
-        self.arrivals.append((at_s, self.text_bytes, len(self.token_ids)))
-
-    def _first_pieces(self) -> tuple[int, int, int]:
-        """Return the chunks, bytes and token ids of the pieces that were sent together with the first one.
-
-        Their gaps are short against the mean gap: a fast server has short gaps everywhere, a flush only at its start.
-        """
-        times = [at_s for at_s, _, _ in self.arrivals]
-        longest = max(TOGETHER_S, TOGETHER * (times[-1] - times[0]) / max(1, len(times) - 1))
-        number = next((i for i in range(1, len(times)) if times[i] - times[i - 1] >= longest), len(times))
-        return (number, *self.arrivals[number - 1][1:])
-
     def count_from(self, moment: float) -> None:
         """Count the times of a checked answer from this reading of the clock."""
         waited = self.sent_at - moment
         self.ttft_s, self.wall_s, self.sent_at = (self.ttft_s or 0.0) + waited, self.wall_s + waited, moment
 
     def count_tokens(self, tokenize: Callable[[str], int] | None) -> Answer:
-        """Count the tokens of the text if the server did not. This takes time, so it is not part of a measurement."""
+        """Count the tokens of the text if the server did not: after a measurement, since it takes time."""
         if tokenize is not None and self.counted == "chunks" and self.chunks:
             self.tokens, self.counted = max(1, tokenize(self.reasoning + self.text)), "tokenizer"
         return self
@@ -401,7 +386,9 @@ class Answer:
         if not self.tokens:
             raise AnswerError("the stream had no text")
         self._check_counts()
-        self.first = self._first_pieces() if self.arrivals else (0, 0, 0)
+        longest = max(TOGETHER_S, TOGETHER * (self.wall_s - (self.ttft_s or 0.0)) / max(1, self.chunks - 1))
+        gaps = ((piece[1:], after[0] - piece[0]) for piece, after in pairwise([*self.arrivals, (math.inf, 0, 0, 0)]))
+        self.first = next((first for first, gap in gaps if gap >= longest), self.first)
         self.ttft_s = self.wall_s if self.ttft_s is None else self.ttft_s
         return self
 

@@ -18,7 +18,7 @@ import msgspec
 from specbench_ss import registry
 from specbench_ss.bench import run_loop
 from specbench_ss.bench.build_config import MODEL, Access
-from specbench_ss.bench.preflight import MOST_SAMPLES, check_ids, check_in_flight, check_texts
+from specbench_ss.bench.preflight import check_questions, count_samples
 from specbench_ss.bench.run_loop import ConcurrencySweep, RunCallbacks, Session, Watch, unwatched
 from specbench_ss.bench.runner import finished
 from specbench_ss.bench.schedule import Sample, arrivals, method_order, warmup_messages
@@ -72,12 +72,8 @@ CHUNK_PER_STEP = ("vLLM",)  # engines that stream a chunk per step, or one for s
 
 def to_record(row: SampleRecord, answer: Answer, counters: SpecCounts | None, engine: str) -> SampleRecord:
     """Fill the record with an answer. counters: what /metrics counted for it alone, used where the answer has none."""
-    row.text, row.reasoning, row.finish, row.tokens = (
-        answer.text,
-        answer.reasoning or None,
-        answer.finish,
-        answer.tokens,
-    )
+    row.text, row.reasoning = answer.text, answer.reasoning or None
+    row.finish, row.tokens = answer.finish, answer.tokens
     row.counted, row.chunks, row.prompt_tokens = answer.counted, answer.chunks, answer.prompt_tokens
     row.token_ids = answer.token_ids or None
     row.prefill_tokens = 1  # in every engine the prefill gives the first token
@@ -311,9 +307,6 @@ class Arrival:
         return True
 
 
-Reported = tuple[SampleRecord, Answer | None, float]  # a request, its answer, and the server's clock at its end
-
-
 class ServedConcurrencySweep(ConcurrencySweep[Messages]):
     """Sends the requests of each level to the session's servers.
 
@@ -333,7 +326,7 @@ class ServedConcurrencySweep(ConcurrencySweep[Messages]):
         if (server := self.session.ready(label)) is None:
             return
         self.session.events.on_sample_start(label, f"level {load}")
-        requests = list(self.asked(label, load, repeat))
+        requests, self._answers = list(self.asked(label, load, repeat)), list[tuple[SampleRecord, Answer]]()
         due: Sequence[float | None] = [None] * len(requests)
         if load.rate is not None:  # of all requests, so that those of every server arrive at the same times
             due = arrivals(len(requests), load.rate, self.session.config.seed, repeat)
@@ -347,14 +340,13 @@ class ServedConcurrencySweep(ConcurrencySweep[Messages]):
             ]
             with gc_disabled():
                 sent = [
-                    pool.submit(self._timed_request, server, row, messages, arrival)
+                    pool.submit(self._run_request, server, row, messages, arrival)
                     for (row, messages, _), arrival in zip(todo, planned, strict=True)
                 ]
                 reported = [self._reported(future, over) for future in as_completed(sent)]
-        rows, wall_s = [row for row, _, _ in reported], max(end for _, _, end in reported) - began
-        for row, answer, _ in reported:
-            if answer is not None and server.tokenize is not None:
-                to_record(row, answer.count_tokens(server.tokenize), None, server.engine)
+        rows, wall_s = [row for row, _ in reported], max(end for _, end in reported) - began
+        for row, answer in self._answers if server.tokenize else ():
+            to_record(row, answer.count_tokens(server.tokenize), None, server.engine)
         after = server.counters_with(before, sum(row.tokens or 0 for row in rows if row.ok))
         if label in self.session.dropped:  # --resume makes the level again
             return
@@ -367,41 +359,37 @@ class ServedConcurrencySweep(ConcurrencySweep[Messages]):
         )
         self.run_dir.append_concurrency(_counted(level, rows, before, after), rows)
 
-    def _timed_request(
-        self, server: Server, row: SampleRecord, messages: Messages, arrival: Arrival | None
-    ) -> Reported:
-        """Run one request in a thread; return its record, its answer, and the server's clock at its end."""
-        return row, self._run_request(server, row, messages, arrival), server.clock()
-
     def _run_request(
         self, server: Server, row: SampleRecord, messages: Messages, arrival: Arrival | None
-    ) -> Answer | None:
-        """Run one request and fill its record, a failed one if there is no answer."""
+    ) -> tuple[SampleRecord, float]:
+        """Run one request; return its record, a failed one without an answer, and the server's clock at its end."""
         if arrival is not None and not arrival.wait(server.clock):
             row.status, row.error = "failed", NOT_SENT
-            return None
+            return row, server.clock()
         started = time.time()
         try:
             answer = server.ask(messages, self.session.settings(row.seed), self.session.timeout)
         except AnswerError as e:
             row.status, row.error = "failed", error_text(e)
-            return None
+            return row, server.clock()
         row.started, row.ended = started, time.time()
         if arrival is not None:
             row.started = arrival.started
             answer.count_from(arrival.at)
-        to_record(row, answer, None, server.engine)
-        return answer
+        self._answers.append((row, answer))
+        return to_record(row, answer, None, server.engine), server.clock()
 
-    def _reported(self, future: Future[Reported], over: threading.Event) -> Reported:
+    def _reported(
+        self, future: Future[tuple[SampleRecord, float]], over: threading.Event
+    ) -> tuple[SampleRecord, float]:
         """Report an ended request. End the waits of the others if its server is not measured further."""
-        row, answer, end = future.result()
+        row, end = future.result()
         self.session.events.on_sample(row)
         if row.error != NOT_SENT:  # no failure of the server
             self.session.ended(row)
         if row.method in self.session.dropped:
             over.set()
-        return row, answer, end
+        return row, end
 
 
 @contextmanager
@@ -688,14 +676,8 @@ def check(config: RunConfig, output: OutputOptions, data: SuiteData | None = Non
         check_same_config(output.out, read_run(output.out).manifest["config"], config.as_dict())
     source = None if config.data is None else Path(config.data)
     data = data or suite.load(SuiteRequest(config.categories, config.limit, source))
-    check_ids(data)
-    check_texts(data)
-    prompts = sum(len(q.turns) for q in data.questions)
-    check_in_flight(config, prompts, "--concurrency")
-    samples = prompts * config.repeats * len(config.endpoints)
-    if samples > MOST_SAMPLES:
-        raise UserError(f"the run would have {samples:,} samples, more than {MOST_SAMPLES:,}; use fewer --repeats")
-    return Plan(config, suite, data, samples)
+    check_questions(data)
+    return Plan(config, suite, data, count_samples(config, data, len(config.endpoints), "--concurrency"))
 
 
 def measure(

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from specbench_ss.engine.decoder import Decoder, Step
 from specbench_ss.engine.numerics import near_tie_drop
 from specbench_ss.errors import error_text
-from specbench_ss.runs.records import OutputMatch, SampleRecord, step_line
+from specbench_ss.runs.records import OutputMatch, SampleRecord, baseline_of, step_line
 from specbench_ss.runs.step_files import read_step_line
 from specbench_ss.user_files import encoded
 
@@ -37,11 +37,11 @@ def is_wrong(verdict: str, served: bool) -> bool:
     return verdict == "mismatch" or (verdict == "length differs" and not served)
 
 
-def other_model(manifest: Mapping[str, Any], label: str) -> bool:
-    """Return whether a server has another model, by name, than its reference: then other outputs are no fault."""
-    entries = {one["label"]: one for one in manifest["methods"] if "served" in one}
-    models = {name: {**one["resolved"], **one["served"]}.get("model") for name, one in entries.items()}
-    return label in models and models[label] != models[entries[label]["reference"]]
+def wrong_methods(verdicts: Iterable[OutputMatch], manifest: Mapping[str, Any]) -> set[str]:
+    """Return the methods with wrong outputs. A server of a model with another name than the baseline's has none."""
+    models = {m["label"]: {**m["resolved"], **m["served"]}.get("model") for m in manifest["methods"] if "served" in m}
+    wrong = {one.method for one in verdicts if is_wrong(one.verdict, bool(models))}
+    return {label for label in wrong if models.get(label) == models.get(baseline_of(manifest))}
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:

@@ -54,7 +54,7 @@ def test_system_inputs_and_own_column_names() -> None:
     [
         ({}, "none of the known columns: 'messages', .*; there are none"),
         ({"texts": "a"}, "there are texts"),
-        ({"prompt": "a"}, "has no answers: no column 'completion' or 'response'; there are prompt"),
+        ({"prompt": "a"}, "has no answers, no column 'completion', .*; there are prompt"),
         ({"prompt": "a", "completion": 3}, "'completion' must be a text, not int"),
         ({"instruction": "a"}, "no column 'output'"),
         ({"text": "a", "title": "b"}, "'text' has no answers"),
