@@ -118,7 +118,7 @@ def read_messages(place: str, row: Mapping[str, Any], prompts_only: bool = False
     return [{"role": "system", "content": text_in(place, row, system)}, *messages]
 
 
-def read_asked(place: str, row: Mapping[str, Any]) -> tuple[list[Message], list[str], list[str]]:
+def read_turns(place: str, row: Mapping[str, Any]) -> tuple[list[Message], list[str], list[str]]:
     """Return earlier messages, the user messages to be answered in turn, and acceptable answers to the last one.
 
     Only the last user message is to be answered, or each one of several in a row. Answers before the first user message
@@ -202,9 +202,12 @@ def _messages(place: str, name: str, row: Mapping[str, Any]) -> list[Message]:
 
 def _answer(place: str, name: str, row: Mapping[str, Any]) -> str:
     """Return the first answer in the columns of the format. Raise UserError if there is none."""
-    if not FORMS[name].answers:
-        raise UserError(f"{place}: {name!r} has no answers; use --regenerate-responses")
-    key = next((key for key in FORMS[name].answers if row.get(key) is not None), FORMS[name].answers[0])
+    key = next((key for key in FORMS[name].answers if row.get(key) is not None), None)
+    if key is None:
+        lacking = "".join(f", no column {column!r}" for column in FORMS[name].answers)
+        raise UserError(
+            f"{place}: {name!r} has no answers{lacking}; there are {_listed(row)}; use --regenerate-responses"
+        )
     return next(iter(_acceptable(row.get(key))), "") or text_in(place, row, key)
 
 
@@ -233,9 +236,11 @@ def _message(place: str, entry: Any, speaker: str) -> Message:
         content = "".join(part["text"] for part in content)
     tools = {key: entry[key] for key in TOOL_KEYS if entry.get(key)}
     kinds = all(isinstance(value, list if key == "tool_calls" else str) for key, value in tools.items())
+    calls = tools.get("tool_calls") or ()
+    kinds = kinds and all(isinstance(e, Mapping) and isinstance(e.get("function") or {}, Mapping) for e in calls)
     if tools and not (kinds and encodable(json.dumps(tools, ensure_ascii=False, default=str))):
-        raise UserError(f"{place}: 'tool_calls' must be a list, 'tool_call_id' and 'name' texts that can be encoded")
-    if content is not None or not tools.get("tool_calls"):
+        raise UserError(f"{place}: 'tool_calls' must be a list of objects; 'name' texts that can be encoded")
+    if content is not None or not tools.get("tool_calls") or ROLES[role] != "assistant":
         content = text_in(place, {"content": content}, "content")
     return {"role": ROLES[role], "content": content, **tools}
 

@@ -17,6 +17,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+from specbench_ss.conversations import FORMS
 from specbench_ss.errors import UserError, first_line, printable
 from specbench_ss.user_files import open_text, read_bytes
 
@@ -122,8 +123,9 @@ def _json_rows(path: Path, file: TextIO) -> Iterator[tuple[str, Any]]:
 
 def _only_list(row: Any) -> list[Any]:
     """Return the rows in {"data": [...]}: the only list in an object, of objects that are not messages."""
-    lists = {key: value for key, value in row.items() if isinstance(value, list)} if isinstance(row, dict) else {}
-    entries = next(iter(lists.values()), []) if len(lists) == 1 and not NO_ROWS & set(lists) else []
+    lists = [key for key in row if isinstance(row[key], list)] if isinstance(row, dict) else []
+    is_row = NO_ROWS.intersection(lists) or (lists and FORMS.keys() & row.keys() - set(lists))
+    entries = row[lists[0]] if len(lists) == 1 and not is_row else []
     rows = all(isinstance(entry, dict) and not {"role", "from", "content"} & set(entry) for entry in entries)
     return entries if rows else []
 
@@ -241,8 +243,7 @@ class HubSource:
             set_options = {key: value for key, value in options.items() if value is not None}
             return datasets.load_dataset(self.name, split=self.split, **set_options)
         except Exception as error:  # many classes, about the name or the network
-            first = next(iter(str(error).strip().splitlines()), "")
-            raise UserError(f"cannot load data set {self.name!r}: {type(error).__name__}: {first}") from error
+            raise UserError(f"cannot load data set {self.name!r}: {first_line(error)}") from error
 
     def rows(self) -> Iterator[tuple[str, Row]]:
         """Yield rows in the data set's order. The place is 'NAME, row N'."""

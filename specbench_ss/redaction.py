@@ -9,20 +9,23 @@ from typing import Any
 
 HIDDEN = "***"
 SHORTEST = 8  # characters of a known secret that is looked for in answers of a server, whose text it would damage
-SECRET = re.compile(  # names of secrets; not `num_key_value_heads`, `eos_token`, `--api-key-env`, `author`, `path`
-    r"""^(?!.*[_-](?:env|file|path|dir)$).*(?:
-        (?<!eos_)(?<!bos_)(?<!pad_)(?<!unk_)token(?!iz|s?_id)
-      | key(?!_?value|word|board|error) | secret | passw | passphrase | pass(?![a-z]) | pwd(?![a-z])
-      | credential | bearer | cookie | auth(?!or(?!iz)) | (?<![a-z])pat(?![a-z])
+SECRET = re.compile(  # names of secrets; not `num_key_value_heads`, `pass_config`, `--api-key-env`, `author`, `path`
+    r"""^(?!.*_(?:env|file|path|dir)$).*(?:
+        (?<!by)(?<!com)pass_?\d*$ | tokens?_?\d*$ | key(?!_?(?:value|word|board|error|cache)) | secret | passw | passph
+      | pwd(?![a-z]) | credential | bearer | cookie | auth(?!or(?!iz)) | (?<![a-z])pat(?![a-z])
     )""",
-    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+    re.VERBOSE | re.DOTALL,
+)
+TOKENS = re.compile(  # tokens of text, or a number of them
+    "(?:^|_)(?:eos|bos|pad|unk|mask|sep|cls|start|end|begin|stop|special|image|img|video|audio|vision|draft|think|tool|call"
+    "|fim|prefix|suffix|max|min|new|num|total|batched|speculative|prompt|input|output|completion|extra)_tokens?$"
 )
 USER = re.compile(r"(\w://)[^/\s]+@")  # user and password of an address
 BEARER = re.compile(r"\b(bearer\s+)[^\s\"']+", re.IGNORECASE)
 HEADER = re.compile(r"\s*([\w-]+):\s+\S")
-NAMED = re.compile(
-    r"""(?<![\w.-])(?:(--?[\w.-]+)(?:\s*=|\s)|([\w.-]+)["']?\s*[=:])\s*[\[(]*"""
-)  # NAME=, "name": [, --name
+# NAME=, "name": [, --name
+NAMED = re.compile(r"""(?<![\w.-])(?:(--?[\w.-]+)(?:\s*=|\s)|([\w.-]+)["']?\s*[=:])\s*[\[(]*""")
+PROSE = re.compile(r"""\s*(?:tokens?|key):\s+(['"])(?![\w-]{16})[^'"]*\1\s+[a-z]""", re.IGNORECASE)  # "token: 'a' is"
 VALUE = re.compile(r""""[^"]*"|'[^']*'|[^\s"'&,;\])}]+""")
 
 
@@ -38,10 +41,12 @@ def redacted(value: Any, name: str = "") -> Any:
 
 
 def _is_secret(name: str, value: Any) -> bool:
-    """Return whether a value is a secret by its name; numbers of tokens are none."""
-    numeric = re.fullmatch(r"[\d.]*", str(value)) is not None
-    found = name and SECRET.search(re.sub("tokens?", "", name, flags=re.IGNORECASE) if numeric else name)
-    return bool(found) and value is not None and not isinstance(value, bool) and value != ""
+    """Return whether a value is a secret by its name or an outer one; numbers of tokens are none."""
+    given = value is not None and value != "" and not isinstance(value, bool)
+    numeric = re.fullmatch(r"[\d.]*[kKmMgG]?", str(value)) is not None
+    words = (re.sub(r"(?<=[a-z])(?=[A-Z])|\W", "_", part).lower() for part in name.split())
+    names = (re.sub("tokens?", "", part) if numeric or TOKENS.search(part) else part for part in words)
+    return given and any(SECRET.search(part) for part in names)
 
 
 def redacted_text(text: str) -> str:
@@ -54,13 +59,13 @@ def redacted_text(text: str) -> str:
         else:
             shown = redacted(value)
             return text if shown == value else json.dumps(shown)
-    if (header := HEADER.match(text)) and _is_secret(header[1], "x"):
+    if (header := HEADER.match(text)) and not PROSE.match(text) and _is_secret(header[1], "x"):
         return f"{text[: header.end(1)]}: {HIDDEN}"
     text = BEARER.sub(rf"\1{HIDDEN}", USER.sub(rf"\1{HIDDEN}@", text))
     shown, at = "", 0
     while name := NAMED.search(text, at):
         shown, at = shown + text[at : name.end()], name.end()
-        value = VALUE.match(text, at)
+        value = None if PROSE.match(text, name.start()) else VALUE.match(text, at)
         if value and _is_secret((name[1] or name[2]).strip("-"), value[0].strip("\"'")):
             shown, at = shown + HIDDEN, value.end()
     return shown + text[at:]
@@ -70,10 +75,9 @@ def redacted_words(words: Iterable[str]) -> list[str]:
     """Return the words of a command line with their secrets hidden, as `redacted` does."""
     shown, option = list[str](), ""  # option: whose value the next word may be
     for word in words:
-        dashed, equals = word.startswith("-"), "=" in word
+        dashed, (name, equals, value) = word.startswith("-"), word.partition("=")
         shown.append(redacted_text(word) if dashed else redacted(word, option))
         if dashed and equals:
-            name, _, value = word.partition("=")
             shown[-1] = f"{name}={redacted(value, name.strip('-'))}"
         option = word.strip("-") if dashed and not equals else ""
     return shown

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import specbench_ss
-from specbench_ss.conversations import read_asked, text_in
+from specbench_ss.conversations import read_turns, text_in
 from specbench_ss.errors import UserError, did_you_mean, known_words
 from specbench_ss.prompt_files import HUB, Row, open_source, usable
 from specbench_ss.storage import cache_folder, file_sha256
@@ -87,7 +87,7 @@ def question_of(
 
     metrics: the default metric of each category. task: the category of a row without one.
     """
-    history, turns, answers = read_asked(place, row)
+    history, turns, answers = read_turns(place, row)
     name = next((row[key] for key in IDS if row.get(key) not in (None, "")), number)
     if not isinstance(name, int | str):
         raise UserError(f"{place}: 'question_id' must be a number or a text")

@@ -113,7 +113,7 @@ def axis_of(rows: Iterable[SummaryRow]) -> Axis:
 def ranking(view: View, axis: Axis, found: Sequence[Budget]) -> list[Ranked]:
     """Return the methods in order, controls under the first method that is compared with them."""
     overall, rank_ranges, place, made = view.overall, view.results.rank_ranges, 0, list[Ranked]()
-    tags, left, ill = _all_tags(view), controls(overall), failing(view.results.rows)
+    tags, left, failed = _all_tags(view), controls(overall), failing(view.results.rows)
     decode = {row.method: row.decode_speedup for row in view.results.machine_rows}
     config, nodes = view.results.config, {budget.method: budget.drafted for budget in found}
     rows = {
@@ -123,7 +123,7 @@ def ranking(view: View, axis: Axis, found: Sequence[Budget]) -> list[Ranked]:
     for label in [label for label in rows if label not in left]:
         ranked, row = rows[label], overall[label]
         counts = row.speedup is not None and row.comparison != "baseline"
-        contends = run_ranking.contends(row) and row.method not in ill
+        contends = run_ranking.contends(row) and row.method not in failed
         place += counts and contends
         control = overall.get(row.reference)
         if ranked.own_model and control and control.speedup is not None:

@@ -67,7 +67,7 @@ def run_config(options: RunOptions) -> RunConfig:
         values |= {"model": MODEL, "methods": (), "endpoints": endpoints_of(options)}
         values["concurrency"] = in_flight(options.concurrency, "--concurrency")
         further = _json_object("--extra-body", options.extra_body, SET_ELSEWHERE)
-        variables = _json_object("--chat-template-kwargs", options.chat_template_kwargs)
+        variables = _template_variables(options)
         values["extra_body"] = _json(further | ({TEMPLATE_FIELD: variables} if variables else {}))
         values["chat_template_kwargs"] = None
         return RunConfig(**values)
@@ -77,7 +77,7 @@ def run_config(options: RunOptions) -> RunConfig:
     values["concurrency"] = in_flight(options.batch_size, "--batch-size")
     if values["concurrency"] and options.engine == "graph":
         raise UserError("--batch-size does not support --engine graph; use --engine eager")
-    values |= {"extra_body": None, "chat_template_kwargs": _template_variables(options)}
+    values |= {"extra_body": None, "chat_template_kwargs": _json(_template_variables(options))}
     values["presets"] = tuple(read_preset(Path(part)) for part in listed(options.preset))
     _check_plugins(values["presets"])
     values["methods"] = method_specs(options.methods, options.set or (), values["presets"], options.nodes)
@@ -115,15 +115,15 @@ def options_of_methods(options: RunOptions) -> RunOptions:
     return replace(options.part(MODEL_MODES), generation_config="none", extra_body=shared)
 
 
-def _template_variables(options: RunOptions) -> str | None:
-    """Return the variables of a local model's chat template as JSON; --extra-body may give them as for servers."""
+def _template_variables(options: RunOptions) -> dict[str, Any]:
+    """Return the variables of the chat template: those of --extra-body and, above them, of the option for them."""
     body = _json_object("--extra-body", options.extra_body)
-    if further := sorted(body.keys() - {TEMPLATE_FIELD}):
-        raise UserError(f"--extra-body with {further[0]} needs {MODES[SERVER]}")
     variables = _json_object(f"--extra-body {TEMPLATE_FIELD}", json.dumps(body.get(TEMPLATE_FIELD, {})))
-    if variables:
+    if options.mode != SERVER and (further := sorted(body.keys() - {TEMPLATE_FIELD})):
+        raise UserError(f"--extra-body with {further[0]} needs {MODES[SERVER]}")
+    if options.mode != SERVER and variables:
         warnings.warn("--extra-body: its chat_template_kwargs are used as --chat-template-kwargs", stacklevel=2)
-    return _json(variables | _json_object("--chat-template-kwargs", options.chat_template_kwargs))
+    return variables | _json_object("--chat-template-kwargs", options.chat_template_kwargs)
 
 
 def _check_values(options: RunOptions) -> None:

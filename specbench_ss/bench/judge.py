@@ -210,7 +210,7 @@ Ask = Callable[[list[Message]], Answer]
 Commit = Callable[[JudgeVerdict], None]
 
 
-def asking(model: str, base_url: str, retries: int, max_tokens: int, timeout_s: float = 120.0) -> Ask:
+def request_function(model: str, base_url: str, retries: int, max_tokens: int, timeout_s: float = 120.0) -> Ask:
     """Return a function that requests a rating of a judge model. It repeats requests after transient errors.
 
     It raises UserError if the endpoint refuses or is unreachable.

@@ -114,15 +114,11 @@ def _counter(tokenizer: Any) -> Callable[[str], int]:
     return lambda text: len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def check_ids(data: SuiteData) -> None:
-    """Raise UserError for two questions with the same id."""
+def check_questions(data: SuiteData) -> None:
+    """Raise UserError for two questions with the same id, or one with lone surrogates, which cannot be encoded."""
     for name, n in Counter(q.id for q in data.questions).items():
         if n > 1:
             raise UserError(f"suite {data.name!r} has {n} questions with the id {name!r}")
-
-
-def check_texts(data: SuiteData) -> None:
-    """Raise UserError for a question with lone surrogates, which cannot be encoded."""
     for q in data.questions:
         texts = (*q.turns, *(text for texts in q.references for text in texts), *(m.text for m in q.history))
         if not encodable("".join((q.id, q.category, *texts))):
@@ -145,19 +141,18 @@ def _check_question(target: ModelInfo, place: str, question: Question) -> Questi
     """Return the question. Raise UserError if the template rejects or omits messages, or there is no room to answer."""
     with prefixed(place):
         text = target.chat_text(question.messages())
-    for message in question.history:
-        calls = [str((call.get("function") or call).get("name", "")) for call in message.tool_calls]
-        stated = [message.content or ""] if message.role != "assistant" else []
-        if not all(part.strip() in text for part in (*stated, *calls)):
-            raise UserError(
-                f"{place}: the chat template omits the {message.role} message or its tool calls; "
-                "remove it or use another --chat-template"
-            )
+        for message in question.history:
+            calls = [str((call.get("function") or call).get("name") or "") for call in message.tool_calls]
+            stated = message.role == "assistant" or (message.content or "").strip() in text
+            if not stated:  # a template may escape it, as JSON does
+                other = (replace(m, content=f"{m.content}.") if m is message else m for m in question.history)
+                stated = target.chat_text(replace(question, history=tuple(other)).messages()) != text
+            if not (stated and all(name in text for name in calls)):
+                omitted = f"the {message.role} message or its tool calls"
+                raise UserError(f"the chat template omits {omitted}; remove it or use another --chat-template")
     tokens = len(target.tokenizer(text, add_special_tokens=False)["input_ids"])
-    if tokens >= target.context_length:
-        raise UserError(
-            f"{place} has {tokens} tokens, too long for the context of {target.name!r} ({target.context_length})"
-        )
+    if tokens >= (most := target.context_length):
+        raise UserError(f"{place} has {tokens} tokens, too long for the context of {target.name!r} ({most})")
     return question
 
 
@@ -247,25 +242,24 @@ def check(
     check_template(info.tokenizer, info.name, info.template_variables)
     stop_ids(info.tokenizer, config.stop)
     data = suite.load(suite_request(config.categories, config.limit, config.data, info))
-    check_ids(data)
-    check_texts(data)
+    check_questions(data)
     given, data = data, usable_questions(info, data)
     if config.data is None:  # otherwise the run prints all notes on the data
         for text in data.notes[len(given.notes) :]:
             note(text)
-    prompts = sum(len(q.turns) for q in data.questions)
-    check_in_flight(config, prompts, "--batch-size")
-    samples = prompts * config.repeats * len(options)
-    if samples > MOST_SAMPLES:
-        raise UserError(f"the run would have {samples:,} samples, more than {MOST_SAMPLES:,}; use fewer --repeats")
+    samples = count_samples(config, data, len(options), "--batch-size")
     return Plan(config, suite, data, options, advised, device, dtype, samples, notes, loaded, choice)
 
 
-def check_in_flight(config: RunConfig, prompts: int, option: str) -> None:
-    """Raise UserError for more concurrent requests than there are prompts."""
-    if config.concurrency and max(config.concurrency) > prompts:
-        plural = "" if prompts == 1 else "s"
-        raise UserError(f"{option} {max(config.concurrency)}: the suite has only {prompts} prompt{plural}")
+def count_samples(config: RunConfig, data: SuiteData, methods: int, option: str) -> int:
+    """Return the number of samples. Raise UserError for too many, or for more in flight than there are prompts."""
+    prompts = sum(len(q.turns) for q in data.questions)
+    samples, in_flight = prompts * config.repeats * methods, max(config.concurrency, default=0)
+    if in_flight > prompts:
+        raise UserError(f"{option} {in_flight}: the suite has only {prompts} prompt{'' if prompts == 1 else 's'}")
+    if samples > MOST_SAMPLES:
+        raise UserError(f"the run would have {samples:,} samples, more than {MOST_SAMPLES:,}; use fewer --repeats")
+    return samples
 
 
 def check_methods(config: RunConfig, loaded: Target | None = None) -> tuple[ModelInfo, dict[str, Mapping[str, Any]]]:

@@ -20,7 +20,7 @@ from specbench_ss.engine.decoder import Step
 from specbench_ss.errors import UserError, error_text, failure_text
 from specbench_ss.runs.config import Load, RunConfig, StoppingRule
 from specbench_ss.runs.environment import busy, changed_since, environment, now
-from specbench_ss.runs.output_match import FAILED, check_readable, is_wrong, not_compared
+from specbench_ss.runs.output_match import FAILED, check_readable, not_compared, wrong_methods
 from specbench_ss.runs.records import ConcurrencyKey, OutputMatch, SampleRecord
 from specbench_ss.runs.run_dir import RunDir, RunStore, read_concurrency, read_verdicts
 from specbench_ss.runs.server_tokens import accounted
@@ -192,8 +192,7 @@ class RunLoop(ABC):
 
     def _with_speedup(self) -> list[str]:
         """Return the baseline, then the methods that have outputs and none that is wrong."""
-        served = bool(self.config.endpoints)
-        wrong = {one.method for one in read_verdicts(self.run_dir.path) if is_wrong(one.verdict, served)}
+        wrong = wrong_methods(read_verdicts(self.run_dir.path), self.run_dir.manifest)
         answering = {row.method for row in self.run_dir.rows.values() if row.ok} - wrong
         return [self.baseline, *(x for x in self.labels if x != self.baseline and x in answering)]
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from specbench_ss import registry, user_files
 from specbench_ss.bench import run_loop
 from specbench_ss.bench.draft_recording import SecondPasses
-from specbench_ss.bench.preflight import Plan, check_ids, limits, preset_notes, prompt_ids
+from specbench_ss.bench.preflight import Plan, check_questions, limits, preset_notes, prompt_ids
 from specbench_ss.bench.run_loop import ConcurrencySweep, Session, Watch, unwatched
 from specbench_ss.bench.run_loop import RunCallbacks as RunCallbacks
 from specbench_ss.bench.sampled_tokens import judge_sampled
@@ -81,7 +81,7 @@ def run(
     record and the run continues; a broken device ends it. After an exception, KeyboardInterrupt included, the
     directory stays resumable, with the reason in its status.
     """
-    check_ids(suite_data)
+    check_questions(suite_data)
     if output.timeout is not None:
         check_thread()
     session = LocalSession(config, target, suite, suite_data, decoders, run_dir, events, output, decode)

@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from ipaddress import ip_address
+from itertools import pairwise
 from types import TracebackType
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
@@ -41,7 +42,7 @@ from specbench_ss.bench.server_counts import (
     of_request,
     read_metrics,
 )
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, printable
 from specbench_ss.redaction import SHORTEST, without
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.version import __version__
@@ -132,6 +133,7 @@ class Event(msgspec.Struct):
 
 
 _read = msgspec.json.Decoder(Event).decode
+_skip = msgspec.json.Decoder(msgspec.Raw).decode  # checks the syntax alone
 
 
 def payloads(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -141,13 +143,20 @@ def payloads(pieces: Iterable[bytes]) -> Iterator[bytes]:
         if line.startswith(b"data:"):
             data += line[5:].removeprefix(b" ") + b"\n"
             _check_length(data)
-        elif not line and data:  # the end of an event
+            line = b"" if data.count(b"\n") == 1 and _is_whole(data[:-1]) else line  # some servers send no empty line
+        if not line and data:  # the end of an event
             yield bytes(data[:-1])
             data = bytearray()
         elif line and not FIELD.match(line):
             raise AnswerError(f"the response is not a server-sent event stream: {shown(line)}")
     if data:
         yield bytes(data[:-1])
+
+
+def _is_whole(data: bytes | bytearray) -> bool:
+    with suppress(*MALFORMED):
+        return bool(_skip(data))
+    return data == DONE
 
 
 def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -197,8 +206,7 @@ def message_of(body: bytes) -> str:
 
 def shown(data: bytes) -> str:
     """Return the start of a server's text on one line without control characters."""
-    text = " ".join(data[: 4 * SHOWN].decode(errors="replace").split())
-    plain = "".join(c if c.isprintable() else "?" for c in text)
+    plain = printable(" ".join(data[: 4 * SHOWN].decode(errors="replace").split()))
     return plain[:SHOWN] + ("…" if len(plain) > SHOWN else "") if plain else "nothing"
 
 
@@ -273,10 +281,10 @@ class Exchange:
 
 
 OVER = 1  # allowed tokens above max_tokens: a counted EOS
-HIDDEN = 16  # allowed tokens without text: EOS, reasoning markers
+MAX_SILENT_TOKENS = 16  # allowed tokens without text: EOS, reasoning markers
 TOKEN = 1 << 10  # bytes of one token's text, at most
 TEMPLATE = 1 << 16  # tokens that a chat template adds, at most
-TOGETHER_S = 5e-4  # pieces of text with shorter gaps between them were not decoded one after another
+TOGETHER, TOGETHER_S = 0.1, 2e-4  # pieces with gaps below this share of the mean gap, or seconds, were sent together
 SILENT = ("ignore_eos", "min_tokens")  # settings by which tokens without text follow the end of a text
 
 
@@ -296,6 +304,9 @@ class Answer:
     chunks: int = 0  # pieces of text
     text_bytes: int = 0  # of text and reasoning
     first: tuple[int, int, int] = (0, 0, 0)  # chunks, bytes and token ids that arrived with the first piece of text
+    arrivals: list[tuple[float, int, int, int]] = field(
+        default_factory=list
+    )  # time of each piece, `first` if it was last
     prompt_tokens: int | None = None
     ttft_s: float | None = None  # to the first piece
     wall_s: float = 0.0
@@ -326,7 +337,13 @@ class Answer:
             self.token_ids += choice.token_ids or choice.response_token_ids or ()
             self.logprobs += (choice.logprobs and choice.logprobs.content) or ()
             if delta and (delta.content or reasoning):
-                self._add_text(delta.content or "", reasoning, at_s)
+                self.parts.append(delta.content or "")
+                self.thoughts.append(reasoning)
+                self.text_bytes += len((self.parts[-1] + reasoning).encode(errors="surrogatepass"))
+                self.chunks += 1
+                self.ttft_s = at_s if self.ttft_s is None else self.ttft_s
+                self.wall_s = at_s
+                self.arrivals.append((at_s, self.chunks, self.text_bytes, len(self.token_ids)))
             if choice.finish_reason and not self.finish:
                 self.finish, self.wall_s = choice.finish_reason, at_s
         if event.usage is not None:
@@ -336,7 +353,7 @@ class Answer:
         for report in (*reports, *(choice.speculative_decoding for choice in event.choices or ())):
             if report is not None:
                 self.spec = of_request(report) or self.spec
-        pieces, most = max(self.chunks, len(self.token_ids), len(self.logprobs)), self.max_tokens + HIDDEN
+        pieces, most = max(self.chunks, len(self.token_ids), len(self.logprobs)), self.max_tokens + MAX_SILENT_TOKENS
         sizes = (("tokens", self.tokens), ("pieces of text", pieces), ("KiB of text", self.text_bytes // TOKEN))
         for name, size in sizes:
             if size > most:
@@ -345,27 +362,19 @@ class Answer:
             raise AnswerError(f"the server counts {self.prompt_tokens} tokens in a prompt of {self.prompt_bytes} bytes")
         return before != (self.chunks, self.finish)
 
-    def _add_text(self, text: str, reasoning: str, at_s: float) -> None:
-        together = not self.chunks or (self.chunks == self.first[0] and at_s - self.wall_s < TOGETHER_S)
-        self.parts.append(text)
-        self.thoughts.append(reasoning)
-        self.text_bytes += len((text + reasoning).encode(errors="surrogatepass"))
-        self.chunks += 1
-        self.ttft_s = at_s if self.ttft_s is None else self.ttft_s
-        self.wall_s = at_s
-        if together:
-            self.first = self.chunks, self.text_bytes, len(self.token_ids)
-
     def count_from(self, moment: float) -> None:
         """Count the times of a checked answer from this reading of the clock."""
         waited = self.sent_at - moment
         self.ttft_s, self.wall_s, self.sent_at = (self.ttft_s or 0.0) + waited, self.wall_s + waited, moment
 
-    def checked(self, tokenize: Callable[[str], int] | None = None) -> Answer:
-        """Return the answer after the end of its stream. Raise AnswerError if it is incomplete or implausible.
+    def count_tokens(self, tokenize: Callable[[str], int] | None) -> Answer:
+        """Count the tokens of the text if the server did not: after a measurement, since it takes time."""
+        if tokenize is not None and self.counted == "chunks" and self.chunks:
+            self.tokens, self.counted = max(1, tokenize(self.reasoning + self.text)), "tokenizer"
+        return self
 
-        tokenize: counts the tokens of a text that the server did not count.
-        """
+    def checked(self) -> Answer:
+        """Return the answer after the end of its stream. Raise AnswerError if it is incomplete or implausible."""
         if not self.finish:
             position = f"after {self.chunks} pieces of text" if self.chunks else "before any text"
             raise AnswerError(f"the stream ended {position}, without a finish reason")
@@ -374,11 +383,12 @@ class Answer:
         self.text, self.reasoning = "".join(self.parts), "".join(self.thoughts)
         if self.counted == "chunks":
             self.tokens = self.chunks
-            if tokenize is not None and self.chunks:
-                self.tokens, self.counted = max(1, tokenize(self.reasoning + self.text)), "tokenizer"
         if not self.tokens:
             raise AnswerError("the stream had no text")
         self._check_counts()
+        longest = max(TOGETHER_S, TOGETHER * (self.wall_s - (self.ttft_s or 0.0)) / max(1, self.chunks - 1))
+        gaps = ((piece[1:], after[0] - piece[0]) for piece, after in pairwise([*self.arrivals, (math.inf, 0, 0, 0)]))
+        self.first = next((first for first, gap in gaps if gap >= longest), self.first)
         self.ttft_s = self.wall_s if self.ttft_s is None else self.ttft_s
         return self
 
@@ -393,7 +403,7 @@ class Answer:
         stop = max((len(text.encode()) for text in self.stop), default=0)  # not part of the text
         full = self.finish == "length" and self.tokens >= self.max_tokens
         explained = full or self.silent or len(self.token_ids) == self.tokens
-        if not explained and self.tokens > self.text_bytes + stop + HIDDEN:
+        if not explained and self.tokens > self.text_bytes + stop + MAX_SILENT_TOKENS:
             raise AnswerError(f"the server counts {self.tokens} tokens in a text of {self.text_bytes} bytes")
         most = self.max_tokens if self.counted == "chunks" else self.tokens
         if self.spec is not None and (fault := self.spec.fault(most)):
@@ -528,7 +538,7 @@ class Server:
             finally:
                 response.close()
         answer.sent_at = exchange.sent_at
-        answer.checked(self.tokenize)
+        answer.checked()
         answer.text, answer.reasoning = (self.hidden(text, SHORTEST) for text in (answer.text, answer.reasoning))
         return answer
 

@@ -18,13 +18,13 @@ import msgspec
 from specbench_ss import registry
 from specbench_ss.bench import run_loop
 from specbench_ss.bench.build_config import MODEL, Access
-from specbench_ss.bench.preflight import MOST_SAMPLES, check_ids, check_in_flight, check_texts
+from specbench_ss.bench.preflight import check_questions, count_samples
 from specbench_ss.bench.run_loop import ConcurrencySweep, RunCallbacks, Session, Watch, unwatched
 from specbench_ss.bench.runner import finished
 from specbench_ss.bench.schedule import Sample, arrivals, method_order, warmup_messages
 from specbench_ss.bench.server_client import (
-    HIDDEN,
     MALFORMED,
+    MAX_SILENT_TOKENS,
     REFUSED,
     Answer,
     AnswerError,
@@ -60,7 +60,7 @@ def counter_delta(before: Reading | None, after: Reading | None, tokens: int, ou
     """
     if before is None or after is None:
         return None
-    deepest, generated = len(after.accepted_per_pos) or HIDDEN, after.generated - before.generated
+    deepest, generated = len(after.accepted_per_pos) or MAX_SILENT_TOKENS, after.generated - before.generated
     if not tokens <= generated <= tokens + (deepest + 1) * outputs:
         return None
     delta = after.since(before, outputs)
@@ -72,12 +72,8 @@ CHUNK_PER_STEP = ("vLLM",)  # engines that stream a chunk per step, or one for s
 
 def to_record(row: SampleRecord, answer: Answer, counters: SpecCounts | None, engine: str) -> SampleRecord:
     """Fill the record with an answer. counters: what /metrics counted for it alone, used where the answer has none."""
-    row.text, row.reasoning, row.finish, row.tokens = (
-        answer.text,
-        answer.reasoning or None,
-        answer.finish,
-        answer.tokens,
-    )
+    row.text, row.reasoning = answer.text, answer.reasoning or None
+    row.finish, row.tokens = answer.finish, answer.tokens
     row.counted, row.chunks, row.prompt_tokens = answer.counted, answer.chunks, answer.prompt_tokens
     row.token_ids = answer.token_ids or None
     row.prefill_tokens = 1  # in every engine the prefill gives the first token
@@ -330,7 +326,7 @@ class ServedConcurrencySweep(ConcurrencySweep[Messages]):
         if (server := self.session.ready(label)) is None:
             return
         self.session.events.on_sample_start(label, f"level {load}")
-        requests = list(self.asked(label, load, repeat))
+        requests, self._answers = list(self.asked(label, load, repeat)), list[tuple[SampleRecord, Answer]]()
         due: Sequence[float | None] = [None] * len(requests)
         if load.rate is not None:  # of all requests, so that those of every server arrive at the same times
             due = arrivals(len(requests), load.rate, self.session.config.seed, repeat)
@@ -344,11 +340,13 @@ class ServedConcurrencySweep(ConcurrencySweep[Messages]):
             ]
             with gc_disabled():
                 sent = [
-                    pool.submit(self._timed_request, server, row, messages, arrival)
+                    pool.submit(self._run_request, server, row, messages, arrival)
                     for (row, messages, _), arrival in zip(todo, planned, strict=True)
                 ]
                 reported = [self._reported(future, over) for future in as_completed(sent)]
         rows, wall_s = [row for row, _ in reported], max(end for _, end in reported) - began
+        for row, answer in self._answers if server.tokenize else ():
+            to_record(row, answer.count_tokens(server.tokenize), None, server.engine)
         after = server.counters_with(before, sum(row.tokens or 0 for row in rows if row.ok))
         if label in self.session.dropped:  # --resume makes the level again
             return
@@ -361,30 +359,25 @@ class ServedConcurrencySweep(ConcurrencySweep[Messages]):
         )
         self.run_dir.append_concurrency(_counted(level, rows, before, after), rows)
 
-    def _timed_request(
-        self, server: Server, row: SampleRecord, messages: Messages, arrival: Arrival | None
-    ) -> tuple[SampleRecord, float]:
-        """Run one request in a thread; return its record, and the reading of the server's clock at its end."""
-        return self._run_request(server, row, messages, arrival), server.clock()
-
     def _run_request(
         self, server: Server, row: SampleRecord, messages: Messages, arrival: Arrival | None
-    ) -> SampleRecord:
-        """Run one request and return its record, a failed one if there is no answer."""
+    ) -> tuple[SampleRecord, float]:
+        """Run one request; return its record, a failed one without an answer, and the server's clock at its end."""
         if arrival is not None and not arrival.wait(server.clock):
             row.status, row.error = "failed", NOT_SENT
-            return row
+            return row, server.clock()
         started = time.time()
         try:
             answer = server.ask(messages, self.session.settings(row.seed), self.session.timeout)
         except AnswerError as e:
             row.status, row.error = "failed", error_text(e)
-            return row
+            return row, server.clock()
         row.started, row.ended = started, time.time()
         if arrival is not None:
             row.started = arrival.started
             answer.count_from(arrival.at)
-        return to_record(row, answer, None, server.engine)
+        self._answers.append((row, answer))
+        return to_record(row, answer, None, server.engine), server.clock()
 
     def _reported(
         self, future: Future[tuple[SampleRecord, float]], over: threading.Event
@@ -558,8 +551,9 @@ class ServedSession(Session):
         try:
             for row in chosen:
                 messages = by_id[row.question_id].messages([])
-                answer = self.fleet.get(self.baseline).ask(messages, self.settings(row.seed), self.timeout)
-                again = to_record(replace(row), answer, None, "")
+                server = self.fleet.get(self.baseline)
+                answer = server.ask(messages, self.settings(row.seed), self.timeout)
+                again = to_record(replace(row), answer.count_tokens(server.tokenize), None, "")
                 if (then := tpot_s(row)) and (now := tpot_s(again)):
                     before, after, prompts = before + then, after + now, prompts + 1
         except AnswerError as e:
@@ -588,6 +582,7 @@ class ServedSession(Session):
                 self._failed[server.label] += 1
                 raise
         blank.ended = time.time()
+        answer.count_tokens(server.tokenize)
         after = server.counters_with(before, answer.tokens)
         self._failed[sample.method] = 0
         return to_record(blank, answer, counter_delta(before, after, answer.tokens), server.engine), []
@@ -681,14 +676,8 @@ def check(config: RunConfig, output: OutputOptions, data: SuiteData | None = Non
         check_same_config(output.out, read_run(output.out).manifest["config"], config.as_dict())
     source = None if config.data is None else Path(config.data)
     data = data or suite.load(SuiteRequest(config.categories, config.limit, source))
-    check_ids(data)
-    check_texts(data)
-    prompts = sum(len(q.turns) for q in data.questions)
-    check_in_flight(config, prompts, "--concurrency")
-    samples = prompts * config.repeats * len(config.endpoints)
-    if samples > MOST_SAMPLES:
-        raise UserError(f"the run would have {samples:,} samples, more than {MOST_SAMPLES:,}; use fewer --repeats")
-    return Plan(config, suite, data, samples)
+    check_questions(data)
+    return Plan(config, suite, data, count_samples(config, data, len(config.endpoints), "--concurrency"))
 
 
 def measure(

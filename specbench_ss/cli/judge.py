@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from specbench_ss import registry
-from specbench_ss.bench.judge import FilePrompts, Judge, Plan, Prompts, asking, judge, plan
+from specbench_ss.bench.judge import FilePrompts, Judge, Plan, Prompts, judge, plan, request_function
 from specbench_ss.bench.server_client import without_user
 from specbench_ss.errors import UserError
 from specbench_ss.results.analysis import analyse
@@ -62,7 +62,7 @@ def command(
         return
     else:
         try:
-            unrated = judge(run, planned, asking(model, base_url, retries, max_tokens), workers, _progress)
+            unrated = judge(run, planned, request_function(model, base_url, retries, max_tokens), workers, _progress)
         finally:
             if problem := rewrite_scores(run):
                 print(f"ssbench: warning: {problem}", file=sys.stderr)

@@ -97,7 +97,7 @@ FINDINGS: dict[str, tuple[CheckState, str]] = {  # kind of a finding of `sample_
     "biased": ("wrong", "Sampled tokens do not follow the target's distribution; these methods have no speedup."),
     "untestable": ("warning", "Sampled tokens cannot be tested: rounding, or the baseline fails the test."),
     "failed": ("wrong", "Samples failed; no number includes them."),
-    "mismatch": ("wrong", "Outputs differ from the baseline's without a numerical tie; these methods have no speedup."),
+    "mismatch": ("wrong", "Outputs differ from the baseline's without a numerical tie: no speedup for the same model."),
     "text-differs": ("warning", "Outputs of servers differ from the baseline's, for an unknown reason."),
     "length-differs": ("warning", "Outputs end earlier or later than the baseline's."),
     "numerical-tie": ("warning", "Numerical ties in float32, where they should be rare."),

@@ -272,13 +272,13 @@ def headline(
     measured = [row for row in overall if row.comparison != "baseline"]
     over = baseline_name(next((row.baseline for row in overall), REFERENCE))
     methods = [row for row in measured if not row.reference_of] or measured  # without AR baselines of changed models
-    ill = failing(summaries)
-    rows = [row for row in methods if (contends(row) or row.reference_of) and row.method not in ill]
+    failed = failing(summaries)
+    rows = [row for row in methods if (contends(row) or row.reference_of) and row.method not in failed]
     made_so_far = next((check.made for check in made if check.name == "incomplete" and check.state == "wrong"), None)
     remedy = remedy if made_so_far is None else "finish the run with --resume"
     comparable = any(row.n_prompts for row in rows)
-    sentence = _fastest(rows, placed, remedy) if comparable else _without_ranking(rows or methods, ill, over)
-    sentence += _noise(overall, rows) + _set_apart(methods, ill) + (_left_out(methods, ill) if comparable else "")
+    sentence = _fastest(rows, placed, remedy) if comparable else _without_ranking(rows or methods, failed, over)
+    sentence += _noise(overall, rows) + _set_apart(methods, failed) + (_left_out(methods, failed) if comparable else "")
     concerned = [row for row in overall if row.comparison == "baseline"] + (rows or methods)
     kinds = {line.partition(":")[0] for row in concerned for line in row.health} | {"incomplete"}
     wrong = [check.name for check in made if check.state == "wrong" and check.name in kinds.intersection(UNRELIABLE)]
@@ -294,22 +294,22 @@ def baseline_name(label: str) -> str:
     return "AR" if label == REFERENCE else cut(label)
 
 
-def _without_ranking(methods: Sequence[SummaryRow], ill: Collection[str], over: str) -> str:
-    """Return why no method is ranked. ill: labels of the methods with failed samples."""
+def _without_ranking(methods: Sequence[SummaryRow], failed: Collection[str], over: str) -> str:
+    """Return why no method is ranked. failed: labels of the methods with failed samples."""
     if not methods:
         return f"Only {over} was measured: add {'--methods' if over == 'AR' else 'an --endpoint'} to compare it with."
     if invalid := [row.method for row in methods if row.comparison == "invalid"]:
         return f"The results of {_some(invalid)} are invalid."
     if not any(row.n_prompts for row in methods):
         return f"No method has an output that can be compared with {over}'s."
-    if failed := [row.method for row in methods if row.method in ill]:
-        return f"{_some(failed)} failed on more samples than {over}, so that the speedup has no meaning."
+    if worse := [row.method for row in methods if row.method in failed]:
+        return f"{_some(worse)} failed on more samples than {over}, so that the speedup has no meaning."
     return f"No lossless method of {over}'s model was measured."
 
 
-def _set_apart(methods: Sequence[SummaryRow], ill: Collection[str]) -> str:
+def _set_apart(methods: Sequence[SummaryRow], failed: Collection[str]) -> str:
     """Return sentences on methods that are not ranked: of another model, with their quality, and lossy ones."""
-    rows = [row for row in methods if row.comparison != "invalid" and row.method not in ill and not row.reference_of]
+    rows = [row for row in methods if row.comparison != "invalid" and row.method not in failed and not row.reference_of]
     others = [row for row in rows if row.lossless and row.reference != row.baseline]
     lossy = [row.method for row in rows if not row.lossless]
     gains = [(row, f"{own_model(row) or MISSING} vs {row.reference}; {quality_text(row)}") for row in others]
@@ -317,12 +317,12 @@ def _set_apart(methods: Sequence[SummaryRow], ill: Collection[str]) -> str:
     return "".join([*shown, f" {_some(lossy)} may change outputs (lossy)." if lossy else ""])
 
 
-def _left_out(methods: Sequence[SummaryRow], ill: Collection[str]) -> str:
+def _left_out(methods: Sequence[SummaryRow], failed: Collection[str]) -> str:
     """Return sentences on methods without a rank beside others that have one: invalid ones, and those that failed."""
     invalid = [row.method for row in methods if row.comparison == "invalid"]
-    failed = [row.method for row in methods if row.method in ill and row.method not in invalid]
+    others = [row.method for row in methods if row.method in failed and row.method not in invalid]
     text = f" {_some(invalid)} {'is' if len(invalid) == 1 else 'are'} invalid." if invalid else ""
-    return f"{text} {_some(failed)} failed." if failed else text
+    return f"{text} {_some(others)} failed." if others else text
 
 
 def more_questions(run: Run) -> str:

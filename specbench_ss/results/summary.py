@@ -29,7 +29,7 @@ from specbench_ss.results.quality import (
 )
 from specbench_ss.results.sample_checks import invalid_reasons, lower_bound, passed_seconds
 from specbench_ss.runs.columns import Ends
-from specbench_ss.runs.output_match import is_wrong
+from specbench_ss.runs.output_match import wrong_methods
 from specbench_ss.runs.records import DTYPES, Array, Run, SampleRecord, Steps
 from specbench_ss.runs.run_dir import uncompared, without_verdict
 from specbench_ss.stats import FEWEST, Comparison, Floats, Interval, compare, ratio_interval, speedup_interval
@@ -426,13 +426,13 @@ def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
     """
     without, tests = uncompared(run), sampling_tests(run)
     invalid = {label: [*invalid_reasons(run, label), *bias_found(run, label, tests.get(label))] for label in run.labels}
-    verdicts, found = _verdicts(run), []
+    verdicts, wrong, found = _verdicts(run), wrong_methods(run.output_match, run.manifest), []
     for task in (OVERALL, *run.categories):
         rows = [row for row in run.rows if task in (OVERALL, row.category)]
         for label in run.labels:
             here = _Compared(run, label, rows, verdicts[label, task])
-            differs = any(is_wrong(verdict, run.served) for verdict in verdicts[label, OVERALL])
-            found.append(_summary(here, task, quality_margin, without, (invalid[label], differs), tests.get(label)))
+            why = (invalid[label], label in wrong)
+            found.append(_summary(here, task, quality_margin, without, why, tests.get(label)))
     return found
 
 

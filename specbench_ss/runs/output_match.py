@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from specbench_ss.engine.decoder import Decoder, Step
 from specbench_ss.engine.numerics import near_tie_drop
 from specbench_ss.errors import error_text
-from specbench_ss.runs.records import OutputMatch, SampleRecord, step_line
+from specbench_ss.runs.records import OutputMatch, SampleRecord, baseline_of, step_line
 from specbench_ss.runs.step_files import read_step_line
 from specbench_ss.user_files import encoded
 
@@ -34,6 +35,13 @@ FAILED = ("the sample failed", "the reference failed")  # reasons of temporarily
 def is_wrong(verdict: str, served: bool) -> bool:
     """Return whether a verdict shows a fault of the method. A server may leave out the end token of an output."""
     return verdict == "mismatch" or (verdict == "length differs" and not served)
+
+
+def wrong_methods(verdicts: Iterable[OutputMatch], manifest: Mapping[str, Any]) -> set[str]:
+    """Return the methods with wrong outputs. A server of a model with another name than the baseline's has none."""
+    models = {m["label"]: {**m["resolved"], **m["served"]}.get("model") for m in manifest["methods"] if "served" in m}
+    wrong = {one.method for one in verdicts if is_wrong(one.verdict, bool(models))}
+    return {label for label in wrong if models.get(label) == models.get(baseline_of(manifest))}
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:

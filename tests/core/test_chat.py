@@ -126,3 +126,6 @@ def test_variables_are_given_in_the_same_way_to_methods_and_servers() -> None:
     assert local == body and local.chat_template_kwargs == text
     served = run_config(RunOptions(endpoint=["http://h/v1"], chat_template_kwargs=text))
     assert served.extra_body == f'{{"chat_template_kwargs": {text}}}'
+    more = '{"chat_template_kwargs": {"a": 1, "enable_thinking": true}}'
+    both = run_config(RunOptions(endpoint=["http://h/v1"], chat_template_kwargs=text, extra_body=more))
+    assert both.extra_body == '{"chat_template_kwargs": {"a": 1, "enable_thinking": false}}'

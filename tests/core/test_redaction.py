@@ -25,6 +25,9 @@ from specbench_ss.runs.config import RunConfig
         ["--extra", '{"auth": {"user": "s3cret"}, "x": [{"cookie": "s3cret"}]}'],
         ["--passwd", "s3cret"],
         ["--pat", "s3cret"],
+        ["token: 's3cret'", "x", "token: s3cret"],
+        ["vllm", "{'token': 's3cret', 'x': 1}"],
+        ["invalid token: 's3cret-0123456789' was refused"],
         ["error: non-default args: {'api_key': ['s3cret']}"],
     ],
 )
@@ -33,7 +36,24 @@ def test_secrets_are_hidden_by_their_names(words: list[str]) -> None:
     assert "s3cret" not in " ".join(shown) and "***" in " ".join(shown) and len(shown) == len(words)
 
 
-@pytest.mark.parametrize("name", ["AUTH", "DB_PASS", "PASSWD", "BEARER", "COOKIE", "GH_PAT", "HF_TOKEN", "API_TOKENS"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "AUTH",
+        "DB_PASS",
+        "PASSWD",
+        "BEARER",
+        "COOKIE",
+        "GH_PAT",
+        "HF_TOKEN",
+        "API_TOKENS",
+        "hubToken",
+        "token_2",
+        "bearer_token",
+        "AWS_ACCESS_KEY_ID",
+        "mypassword",
+    ],
+)
 def test_variables_are_hidden_by_their_names(name: str) -> None:
     assert redacted("s3cret", name) == "***" and redacted_text(f"x {name}=s3cret y") == f"x {name}=*** y"
 
@@ -43,6 +63,9 @@ def test_variables_are_hidden_by_their_names(name: str) -> None:
     [
         ["--max-tokens", "4", "--tokenizer", "/t", "--path", "/p", "--author", "me", "--api-key-env", "NAME"],
         ["--hf-overrides", '{"num_key_value_heads": 8, "eos_token": "</s>", "stop_token_ids": [1]}'],
+        ["--compilation-config", '{"pass_config": {"fuse": "all"}}', "--token-budget", "5k", "--mask-token", "<mask>"],
+        ["--speculative-token-map", "/map.pt", "--max-num-batched-tokens", "8k", "--draft-token=x", "--keyboard", "de"],
+        ["token: 'abc' is not in vocabulary", "error: unknown token: '<|im_end|>' at 3", "key: 'layers' is missing"],
         ["eagle3[weights=DIR,total_tokens=5]", "KeyError: 'layers'", "http://host:8000/v1", "jsonl:/a/b.jsonl"],
     ],
 )

@@ -17,7 +17,7 @@ from specbench_ss.results.analysis import analyse
 from specbench_ss.results.checks import Check, checks, often_noisy
 from specbench_ss.results.ranking import headline, rank_ranges
 from specbench_ss.results.sample_checks import comparable, spread, unstable
-from specbench_ss.results.summary import summarise
+from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.results.terminal import print_short, print_verbose
 from specbench_ss.runs.environment import is_of_times
 from specbench_ss.runs.records import Run
@@ -30,6 +30,17 @@ STEADY: dict[str, Any] = {"labels": ("ar", "ss"), "categories": ("qa",), "questi
 
 def made_of(run: Run) -> dict[str, Check]:
     return {check.name: check for check in checks(run, summarise(run))}
+
+
+@pytest.mark.parametrize("model", ["m", "m-fp8"])
+def test_outputs_of_another_served_model_may_differ(model: str, make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss"), questions=8, verdict="mismatch"))
+    for entry, served in zip(run.manifest["methods"], ("m", model), strict=True):
+        entry |= {"resolved": {"url": "u", "model": served}, "served": {"software": "vLLM"}}
+    row = next(row for row in summarise(run) if row.method == "ss" and row.task == OVERALL)
+    assert (row.comparison == "invalid") == (row.speedup is None) == (model == "m")
+    assert row.health[0].startswith("mismatch: ")
+    assert reported(run)[0].startswith("Unreliable (mismatch)")
 
 
 def reported(run: Run) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import pytest
 
 from specbench_ss.bench.build_config import Access, address
@@ -43,6 +45,34 @@ def test_events_follow_the_standard() -> None:
         stream = end.join(lines) + end
         for pieces in ([stream], [stream[i : i + 1] for i in range(len(stream))]):
             assert list(payloads(pieces)) == [b'{"choices":\n []}', b"[DONE]"]
+
+
+def test_events_without_empty_lines_are_read_at_once() -> None:
+    pieces = iter([b'data: {"choices": []}\n', b'data: {"usage": null}\ndata: [DONE]\n'])
+    events = payloads(pieces)
+    assert next(events) == b'{"choices": []}' and next(pieces).startswith(b'data: {"usage"')
+    assert list(payloads([b'data: {"choices": []}\ndata: {"usage": null}\ndata: [DONE]\n']))[1:] == [
+        b'{"usage": null}',
+        b"[DONE]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gaps", "together"),
+    [
+        ([0.0005] * 63, 1),  # 2,000 tokens per second, one in each piece
+        ([0.0003] * 16 + [0.02] * 30, 17),  # a flush of many pieces, then a piece per step
+        ([0.00001] * 63, 64),  # a proxy that sends everything at the end
+        ([0.02] * 7, 1),
+        ([], 1),
+    ],
+)
+def test_pieces_that_were_sent_with_the_first_one(gaps: list[float], together: int) -> None:
+    answer = Answer(max_tokens=64)
+    for at_s in accumulate(gaps, initial=0.1):
+        answer.add(event(b'{"choices": [{"delta": {"content": "word "}}]}'), at_s)
+    answer.add(event(b'{"choices": [{"delta": {}, "finish_reason": "stop"}]}'), at_s)
+    assert answer.checked().first == (together, 5 * together, 0)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -200,6 +201,23 @@ def test_tokens_of_the_first_text_are_not_in_the_time_per_token(
         if row.decode_s is not None:
             assert 0.02 <= row.decode_s / (row.tokens - 1) < 0.06
             assert row.decode_s == pytest.approx((row.wall_s - row.prefill_s) * 7 / (8 - buffered))
+
+
+def test_texts_are_tokenized_after_the_level(questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = list[bool]()
+
+    def count(text: str) -> int:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return 5
+
+    monkeypatch.setattr(server_run, "_tokenizer", lambda model: count)
+    with serving(Behaviour(usage=False)) as one:
+        made = measured([one], ["one"], questions, tmp_path / "r", concurrency=2)
+    (level,) = [found for found in made.run.concurrency if found.load.concurrency == 2]
+    assert all(threads) and len(threads) >= 2 * PROMPTS and set(made.samples["tokens"]) == {5}
+    assert made.concurrency().query("concurrency == 2")["tokens_per_s"].iloc[0] == pytest.approx(
+        5 * PROMPTS / level.wall_s
+    )
 
 
 def test_resuming_loses_nothing_and_repeats_nothing(questions: Path, tmp_path: Path) -> None:

@@ -251,9 +251,24 @@ def test_tool_messages_reach_the_template_as_published(tmp_path: Path) -> None:
         "{% endfor %}{{ m.tool_call_id }}{% endfor %}"
     )
     assert usable_questions(info, data) is data
+    escaped = [*AGENT[:3], {**AGENT[3], "content": '{"degrees": 7}\nrain'}, *AGENT[4:]]
+    tokenizer.chat_template = tokenizer.chat_template.replace("m.content or ''", "(m.content or '') | tojson")
+    assert usable_questions(info, own := load(lines(tmp_path / "e.jsonl", {"messages": escaped}))) is own
+    tokenizer.chat_template = tokenizer.chat_template.replace("(m.content or '') | tojson", "m.content or ''")
     assert "assistantweathertool7 degreesc1user" in info.chat_text(question.messages())
     tokenizer.chat_template = "{{ raise_exception('not supported') if messages[0].role == 'developer' }}x"
     assert re.search(r"p.jsonl:1: .*roles developer, .*not supported", usable_questions(info, data).notes[-1])
+
+
+def test_a_row_with_wrong_tool_calls_is_left_out(tmp_path: Path) -> None:
+    bad = [text("user", None) | {"tool_calls": [CALL]}, *AGENT[2:]]
+    data = load(lines(tmp_path / "p.jsonl", *[{"prompt": f"Hi {i}?"} for i in range(20)], {"messages": bad}))
+    assert len(data.questions) == 20 and "p.jsonl:21" in data.notes[-1] and "1 of 21" in data.notes[-1]
+
+
+def test_a_single_row_with_a_list_of_objects_is_one_question(tmp_path: Path) -> None:
+    (question,) = load(lines(tmp_path / "p.jsonl", {"question": "Hi?", "documents": [{"text": "a"}]})).questions
+    assert question.turns == ("Hi?",)
 
 
 def test_a_run_with_tool_messages_is_read_again(tmp_path: Path) -> None:

@@ -54,15 +54,20 @@ def test_system_inputs_and_own_column_names() -> None:
     [
         ({}, "none of the known columns: 'messages', .*; there are none"),
         ({"texts": "a"}, "there are texts"),
-        ({"prompt": "a"}, "no column 'completion'; there are prompt"),
+        ({"prompt": "a"}, "has no answers, no column 'completion', .*; there are prompt"),
         ({"prompt": "a", "completion": 3}, "'completion' must be a text, not int"),
         ({"instruction": "a"}, "no column 'output'"),
+        ({"text": "a", "title": "b"}, "'text' has no answers"),
         ({"messages": [stated("user", "a"), "b"]}, r"messages\[1\] is not a message"),
         ({"messages": [stated("king", "a")]}, r"messages\[0\] has role 'king'; known roles: system, developer, user"),
-        (
-            {"messages": [{**stated("assistant", None), "tool_calls": "a"}]},
-            "'tool_calls' must be a list",
+        *(
+            (
+                {"messages": [{**stated("assistant", None), "tool_calls": c}]},
+                "'tool_calls' must be a list of objects",
+            )
+            for c in ("a", ["x"], [{"function": "x"}])
         ),
+        ({"messages": [{**stated("user", None), "tool_calls": [{"name": "x"}]}]}, "'content' must be a text"),
         (
             {"messages": [stated("user", [{"type": "image_url"}])]},
             "a part of type 'image",
@@ -75,7 +80,7 @@ def test_system_inputs_and_own_column_names() -> None:
         ({"conversations": [{"value": "a"}]}, r"conversations\[0\] has role None"),
         ({"conversations": [{"from": ["human"], "value": "a"}]}, r"has role \['human'\]"),
         ({"turns": ["a"]}, "'turns' has no answers"),
-        ({"prompt": ["a", "b"], "reference": []}, "no column 'completion'"),
+        ({"prompt": ["a", "b"], "reference": []}, "has no answers"),
     ],
 )
 def test_a_wrong_row_is_one_line_with_its_place(row: dict[str, Any], problem: str) -> None:
