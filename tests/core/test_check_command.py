@@ -92,10 +92,10 @@ def test_an_error_that_breaks_several_checks_is_shown_once(capsys: pytest.Captur
 def test_two_equal_time_outs_end_the_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(METHODS, "sleeps", Sleeps)
     monkeypatch.setattr(Sleeps, "seconds", 60.0)
-    assert main(["check", "sleeps", "--timeout", "0.5"]) == 1
+    assert main(["check", "sleeps", "--timeout", "4"]) == 1
     out = capsys.readouterr().out
-    assert "2 checks stopped by the same error: no end within 0.5 s" in out
-    assert "skipped  other checks: two had no end within 0.5 s" in out and "description" not in out
+    assert "2 checks stopped by the same error: no end within 4 s" in out
+    assert "skipped  other checks: two had no end within 4 s" in out and "description" not in out
 
 
 def test_the_time_limit_is_that_of_one_request() -> None:
