@@ -92,11 +92,11 @@ def processors_of(model: Any, stop_ids: frozenset[int]) -> tuple[LogitsProcessor
     config = getattr(model, "generation_config", None)
     stated: dict[str, Any] = {} if config is None else config.to_diff_dict()
     others = {name: stated[name] for name in NOT_APPLIED if stated.get(name) not in (None, 0, 1)}
-    words = [list(word) for word in stated.get("bad_words_ids") or () if list(word) not in [[i] for i in stop_ids]]
-    if all(len(word) == 1 for word in words):  # longer ones depend on the tokens before
-        others.pop("bad_words_ids", None)
-    ids = {*(stated.get("suppress_tokens") or ()), *(word[0] for word in words if len(word) == 1)}
     try:
+        words = [list(word) for word in stated.get("bad_words_ids") or () if list(word) not in [[i] for i in stop_ids]]
+        if all(len(word) == 1 for word in words):  # longer ones depend on the tokens before
+            others.pop("bad_words_ids", None)
+        ids = {*(stated.get("suppress_tokens") or ()), *(word[0] for word in words if len(word) == 1)}
         penalty, least = float(stated.get("repetition_penalty") or 1), int(stated.get("min_new_tokens") or 0)
         suppressed = tuple(sorted(token for token in map(int, ids) if 0 <= token < model.config.vocab_size))
         processors = LogitsProcessors(penalty, suppressed, least, tuple(sorted(stop_ids)))

@@ -165,7 +165,10 @@ class Target(ModelInfo):
         generation = getattr(self.model, "generation_config", None)
         eos = getattr(generation, "eos_token_id", None)
         eos = getattr(self.config, "eos_token_id", None) if eos is None else eos
-        eos_ids = set(eos if isinstance(eos, list) else [] if eos is None else [eos])
+        listed = eos if isinstance(eos, list) else [] if eos is None else [eos]
+        if not all(isinstance(token, int) for token in listed):
+            raise UserError(f"model {self.name!r} has the eos_token_id {str(eos):.40}, which is no token id")
+        eos_ids = set(listed)
         if self.tokenizer is not None and self.tokenizer.eos_token_id is not None:
             eos_ids.add(self.tokenizer.eos_token_id)
         return frozenset(eos_ids)

@@ -318,7 +318,7 @@ def _set_apart(methods: Sequence[SummaryRow], failed: Collection[str]) -> str:
 
 
 def _left_out(methods: Sequence[SummaryRow], failed: Collection[str]) -> str:
-    """Return sentences on methods without a rank beside others that have one: invalid ones, and those that failed."""
+    """Return sentences on methods without a rank where others have one: invalid ones, and those that failed."""
     invalid = [row.method for row in methods if row.comparison == "invalid"]
     others = [row.method for row in methods if row.method in failed and row.method not in invalid]
     text = f" {_some(invalid)} {'is' if len(invalid) == 1 else 'are'} invalid." if invalid else ""

@@ -117,10 +117,27 @@ def test_verdicts_apply_the_processors() -> None:
     assert torch.cat(parts).argmax(-1).tolist() == output
 
 
-@pytest.mark.parametrize("settings", [{"repetition_penalty": -1.0}, {"repetition_penalty": float("nan")}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"repetition_penalty": -1.0},
+        {"repetition_penalty": float("nan")},
+        {"bad_words_ids": [3]},
+        {"suppress_tokens": "all"},
+        {"min_new_tokens": {}, "repetition_penalty": "x"},
+    ],
+)
 def test_impossible_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="generation_config"):
         target_with(**settings)
+
+
+@pytest.mark.parametrize("eos", [{}, "x", [1, None]])
+def test_an_end_token_that_is_none_is_refused(eos: Any) -> None:
+    model = tiny_model("llama", vocab=11)
+    model.generation_config.eos_token_id = eos
+    with pytest.raises(UserError, match="eos_token_id"):
+        Target(model, name="m")
 
 
 def test_the_note_names_what_is_applied_and_what_is_not() -> None:
