@@ -59,6 +59,7 @@ def _kill_one(process: subprocess.Popen[str], out: Path) -> None:
         time.sleep(0.05)
     while not (workers := [child for child in psutil.Process(process.pid).children(recursive=True) if _makes(child)]):
         assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.02)  # the workers need the processor
     workers[0].kill()
 
 
