@@ -105,11 +105,15 @@ class SuiteData:
 
 
 class Suite(ABC):
-    """A named set of tasks. Suites are found through the entry-point group `specbench_ss.suites`."""
+    """A named set of tasks. Suites are found through the entry-point group `specbench_ss.suites`.
+
+    run_code: `score` may execute code of the outputs; a run sets it before `load`, by `--run-code`.
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     categories: ClassVar[tuple[str, ...]]
+    run_code: bool = False
 
     @abstractmethod
     def load(self, request: SuiteRequest) -> SuiteData:
@@ -132,7 +136,10 @@ class Suite(ABC):
         return replace(data, questions=tuple(chosen))
 
     def score(self, question: Question, turn: int, answer: str) -> float | None:
-        """Return the quality of one answer in [0, 1]; None where the question has no reference-based metric."""
+        """Return the quality of one answer in [0, 1]; None where the question has no metric.
+
+        Code of the answer must not be executed unless `run_code` is set.
+        """
         return None
 
     def judge_prompts(self, data: Path | None) -> Path | None:

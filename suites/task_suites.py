@@ -1,4 +1,4 @@
-"""Scored tasks: GSM8K, competition mathematics, HumanEval, and the three applications.
+"""Scored tasks: GSM8K, competition mathematics, HumanEval, MBPP, and the three applications.
 
 The questions are generated for the lab's models. For other models they are read from the files of Spider, E2E NLG and
 DialogSum.
@@ -17,6 +17,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.prompt_files import Row, read_rows, usable
 from specbench_ss.suite import Question
 from specbench_ss.suites.base import APP_CATEGORIES, FileSuite, Note, Published, questions_of, text_of
+from specbench_ss.suites.code_execution import METRIC, CodeQuestion, called_names, pass_at_1
 from specbench_ss.suites.scorers import last_boxed
 
 GSM8K_COMMIT = "3101c7d5072418e28b9008a6636bde82a006892c"
@@ -100,7 +101,7 @@ class HumanEval(FileSuite):
 
     name = "humaneval"
     title = "HumanEval"
-    summary = "HumanEval: 164 Python functions to be completed; speed only, since no code is executed"
+    summary = "HumanEval: 164 Python functions to be completed, scored by their tests with --run-code"
     categories = ("coding",)
     files: ClassVar[tuple[Published, ...]] = (Published(HUMANEVAL_URL, HUMANEVAL_SHA256),)
     max_new_tokens = 512
@@ -108,18 +109,28 @@ class HumanEval(FileSuite):
     def question(self, place: str, number: int, row: Row) -> Question:
         """Return the question of a row with `task_id` and `prompt`, or of one with `turns` as in EAGLE's file.
 
-        `canonical_solution` is kept for readers.
+        With `test` and `entry_point` it has a metric. `canonical_solution` is kept for readers.
         """
         if "turns" in row:
             return super().question(place, number, row)
         prompt, solution = text_of(place, row, "prompt"), row.get("canonical_solution")
         references = ((prompt + solution,),) if isinstance(solution, str) and solution else ()
         name = str(row.get("task_id", f"humaneval-{number:04d}"))
-        return Question(name, "coding", (f"{HUMANEVAL_ASK}\n```python\n{prompt.rstrip()}\n```",), references)
+        asked = (f"{HUMANEVAL_ASK}\n```python\n{prompt.rstrip()}\n```",)
+        if not (row.get("test") and row.get("entry_point")):
+            return Question(name, "coding", asked, references)
+        test, function = text_of(place, row, "test"), text_of(place, row, "entry_point")
+        tests = f"{test}\ncheck({function})\n"
+        return CodeQuestion(name, "coding", asked, references, METRIC, preamble=prompt, tests=tests, names=(function,))
+
+    def score(self, question: Question, turn: int, answer: str) -> float | None:
+        """Return pass@1 of an answer; None without `run_code`, and for a question without tests."""
+        return pass_at_1(question, answer) if self.run_code and isinstance(question, CodeQuestion) else None
 
     def notes(self) -> tuple[str, ...]:
-        """Return a note on the missing quality metric."""
-        return (*super().notes(), "no quality: scoring would execute the code that the model wrote")
+        """Return a note on the missing quality."""
+        refused = "no quality: scoring executes the code that the model wrote, which --run-code allows"
+        return (*super().notes(), *([] if self.run_code else [refused]))
 
 
 class MBPP(HumanEval):
@@ -127,15 +138,30 @@ class MBPP(HumanEval):
 
     name = "mbpp"
     title = "MBPP"
-    summary = "MBPP: Python functions from a sentence and tests; speed only, since no code is executed"
+    summary = "MBPP: Python functions from a sentence and tests, scored by the tests with --run-code"
     files = ()
     needs = "MBPP's file with `text` (or `prompt`), `code` and `test_list`, or hub:google-research-datasets/mbpp"
 
     def question(self, place: str, number: int, row: Row) -> Question:
         """Return the question of a row, with its tests in the prompt; `code` is kept for readers."""
-        task, tests = text_of(place, row, "text" if "text" in row else "prompt"), row.get("test_list") or ()
-        prompt = "\n".join(["Write a Python function that passes these tests.", task, *map(str, tests)])
-        return Question(f"mbpp-{row.get('task_id', number)}", "coding", (prompt,), ((text_of(place, row, "code"),),))
+        task, code = text_of(place, row, "text" if "text" in row else "prompt"), text_of(place, row, "code")
+        listed, setup = _code_lines(place, row, "test_list"), _code_lines(place, row, "test_imports")
+        if row.get("test_setup_code"):
+            setup.append(text_of(place, row, "test_setup_code"))
+        prompt = "\n".join(["Write a Python function that passes these tests.", task, *listed])
+        name, tests = f"mbpp-{row.get('task_id', number)}", "\n".join(listed)
+        if not tests:
+            return Question(name, "coding", (prompt,), ((code,),))
+        names, preamble = called_names(tests), "\n".join(setup)
+        return CodeQuestion(name, "coding", (prompt,), ((code,),), METRIC, preamble=preamble, tests=tests, names=names)
+
+
+def _code_lines(place: str, row: Row, key: str) -> list[str]:
+    """Return a column with a list of texts. Raise UserError for a text: that of a list would pass as a test."""
+    value = row.get(key) or []
+    if not isinstance(value, list) or not all(isinstance(line, str) for line in value):
+        raise UserError(f"{place}: {key!r} must be a list of texts")
+    return list(value)
 
 
 def read_spider(path: Path, note: Note) -> tuple[Question, ...]:

@@ -224,6 +224,7 @@ def check(
         note(text)
     config = with_references(config)
     suite = registry.load_suite(config.suite)
+    suite.run_code = config.run_code
     device, begun = resolve_device(config.device) if loaded is None else loaded.device_names, None
     resolve_dtype(config.dtype, device)
     if loaded is None:

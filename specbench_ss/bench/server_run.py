@@ -672,6 +672,7 @@ def check(config: RunConfig, output: OutputOptions, data: SuiteData | None = Non
     data: questions of the run of methods that the servers are compared with; a suite may choose them by the model.
     """
     suite = registry.load_suite(config.suite)
+    suite.run_code = config.run_code
     if check_out(output):
         check_same_config(output.out, read_run(output.out).manifest["config"], config.as_dict())
     source = None if config.data is None else Path(config.data)

@@ -102,6 +102,7 @@ class RunConfig:
     presets: tuple[Preset, ...] = ()
     plugin: tuple[PluginFile, ...] = ()
     order: str = RunOptions.order
+    run_code: bool = RunOptions.run_code
     engine: str = RunOptions.engine
     quantize: str = RunOptions.quantize
     endpoints: tuple[Endpoint, ...] = ()

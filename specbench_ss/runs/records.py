@@ -279,7 +279,7 @@ class SampleRecord(KeyedRecord):
     ] = None
     quality: Col[
         Annotated[float, Meta(ge=0, le=1)] | None,
-        "score of the output by the task's metric; missing without an expected answer",
+        "score of the output by the task's metric; missing without an expected answer, or tests and `--run-code`",
         "0 to 1",
     ] = None
     text: Col[str | None, "output text without special tokens"] = None

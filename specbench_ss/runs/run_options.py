@@ -312,6 +312,11 @@ class RunOptions(CommandOptions):
         "Order of the prompts. suite: as the suite lists them. interleaved: tasks in turn, so that an interrupted run "
         "has results of each.",
     )
+    run_code: bool = _how(
+        False,
+        "Execute the code in outputs of suites that test it (humaneval, mbpp), in a subprocess with limits, and score "
+        "it as pass@1. Without it these suites have no quality.",
+    )
     trust_remote_code: bool = _how(
         False,
         "Allow Python code that comes with the model to run. Only for models whose authors you trust.",
