@@ -18,6 +18,7 @@ from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.draft_vocabulary import DraftVocabulary
 from specbench_ss.methods._shared.drafter_network import Rotary, published_levels
 from specbench_ss.methods._shared.speculators import LAYER_IDS
 from specbench_ss.methods._shared.tree_growth import best, grow
@@ -277,8 +278,8 @@ class Oracle:
         distance, nearest = torch.cdist(state, self.features[:-2]).min(-1)
         return self.logits_of[nearest + 1] * (distance < 1e-3)[..., None]
 
-    def target_probs(self, q: Tensor, vocab: int) -> Tensor:
-        return q
+    def vocabulary(self, vocab: int) -> DraftVocabulary:
+        return DraftVocabulary(vocab)
 
 
 @pytest.mark.parametrize("true", [(1, 3, 4), (2, 4, 5)])
