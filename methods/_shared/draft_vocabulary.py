@@ -37,9 +37,9 @@ D = TypeVar("D")
 ALL = "all"  # value of the option: the whole vocabulary, whatever the folder advises
 SIZES = (4096, 8192, 16384, 32768, 65536)  # for tuning
 HELP = (
-    "Draft vocabulary, which the LM head of drafts is restricted to (FR-Spec); the output stays exact. N: the N most "
-    "frequent tokens of the training answers, from the drafter's folder. FILE: token ids, as a JSON list, a safetensors "
-    "file, or a tensor or list saved by torch.save (SGLang's token maps). all: all tokens. Empty: {empty}."
+    "Draft vocabulary: tokens that the LM head of drafts is restricted to (FR-Spec). N: the N most frequent tokens of "
+    "the training answers, by the list in the drafter's folder. FILE: token ids as a JSON list, as a safetensors file, "
+    "or as a tensor or list saved by torch.save (SGLang's token maps). all: all tokens. Empty: {empty}."
 )
 
 
@@ -52,23 +52,18 @@ def vocabulary_option(empty: str = "as the folder advises, else all") -> Any:
 class DraftVocabulary:
     """Tokens that are drafted: column i of draft logits is token ids[i].
 
-    vocab: size of the target's vocabulary. ids: int64 [n], distinct; None = all tokens in order. selected: the option
-    chose the tokens, so that rows of a whole LM head are selected for them.
+    vocab: size of the target's vocabulary. ids: int64 [n], distinct; None = all tokens in order. selected: hash of the
+    ids if the option chose them, so that rows of a whole LM head are selected; '' for the drafter's own vocabulary.
     """
 
     vocab: int
     ids: Tensor | None = None
-    selected: bool = False
+    selected: str = ""
 
     @property
     def size(self) -> int:
         """Return the number of tokens."""
         return self.vocab if self.ids is None else len(self.ids)
-
-    @cached_property
-    def digest(self) -> str:
-        """Return a hash of the ids, '' for the whole vocabulary."""
-        return "" if self.ids is None else hashlib.sha256(self.ids.cpu().numpy().tobytes()).hexdigest()[:16]
 
     @cached_property
     def columns(self) -> Tensor:
@@ -82,7 +77,8 @@ class DraftVocabulary:
 
     def metadata(self) -> dict[str, Any]:
         """Return size and hash for the manifest; nothing for the whole vocabulary."""
-        return {} if self.ids is None else {"draft_vocab": self.size, "draft_vocab_hash": self.digest}
+        size = {} if self.ids is None else {"draft_vocab": self.size}
+        return size | ({"draft_vocab_hash": self.selected} if self.selected else {})
 
     def require(self, candidates: int, method: str) -> None:
         """Raise UserError if a node's candidates are more than the tokens."""
@@ -139,17 +135,23 @@ def draft_vocabulary(
         raise UserError(f"{method}: {problem}; leave out draft_vocab, also for fewer tokens")
     if not given.isdecimal():
         with prefixed(method):
-            return DraftVocabulary(vocab, read_token_ids(Path(given), vocab), selected=True)
+            return _chosen(vocab, read_token_ids(Path(given), vocab))
     count = int(given)
     if not 1 <= count <= vocab:
         raise UserError(f"{method}: draft_vocab must be 1 to {vocab}, the size of the vocabulary, not {given}")
     if frequent is None:
         how = "give a file of token ids, draft_vocab=FILE, or train the drafter again"
         raise UserError(f"{method}: draft_vocab={given} requires {FILE} in the drafter's folder; {how}")
-    return DraftVocabulary(vocab, frequent[:count], selected=True)
+    return _chosen(vocab, frequent[:count])
 
 
-_rows: WeakValueDictionary[tuple[int, str], PrepackedLinear] = WeakValueDictionary()  # by weight and tokens
+def _chosen(vocab: int, ids: Tensor) -> DraftVocabulary:
+    content = repr(len(ids)).encode() if ids.is_meta else ids.cpu().numpy().tobytes()  # meta: of a file's header alone
+    return DraftVocabulary(vocab, ids, hashlib.sha256(content).hexdigest()[:16])
+
+
+Key = tuple[int, torch.Size, str]  # address and shape of the weight, hash of the tokens
+_rows: WeakValueDictionary[Key, PrepackedLinear] = WeakValueDictionary()
 
 
 def head_rows(
@@ -160,7 +162,7 @@ def head_rows(
     Each maps states [.., h] to logits [.., n]. Copies are shared while one is in use. heads: weight [V, h] and bias.
     Raise UserError for an LM head of the target that is not a plain linear layer.
     """
-    if vocabulary.ids is None or not vocabulary.selected:
+    if not vocabulary.selected:
         return []
     if not heads:
         head = target.family.head
@@ -173,7 +175,7 @@ def head_rows(
 
 def _selected(weight: Tensor, bias: Tensor | None, vocabulary: DraftVocabulary, target: Target) -> PrepackedLinear:
     assert vocabulary.ids is not None
-    key = weight.data_ptr(), vocabulary.digest
+    key = weight.data_ptr(), weight.shape, vocabulary.selected
     if (found := _rows.get(key)) is None:
         ids, weight = vocabulary.ids.to(weight.device), weight.detach()  # `parts` keep the weight, so the key is unique
         found = PrepackedLinear(weight[ids], None if bias is None else bias.detach()[ids], target.prepack, (weight,))
@@ -184,7 +186,7 @@ def _selected(weight: Tensor, bias: Tensor | None, vocabulary: DraftVocabulary, 
 def sizes_to_try(vocabulary: DraftVocabulary, frequent: Tensor | None) -> dict[str, list[str]]:
     """Return values of the option for tuning, if the drafter's folder has frequent tokens."""
     sizes = [str(size) for size in SIZES if size <= vocabulary.vocab // 2]
-    usable = frequent is not None and (vocabulary.selected or vocabulary.ids is None)
+    usable = frequent is not None and (bool(vocabulary.selected) or vocabulary.ids is None)
     return {"draft_vocab": [ALL, *sizes]} if usable and sizes else {}
 
 

@@ -65,7 +65,7 @@ class DrafterDecoder(Decoder):
 
     @classmethod
     def vocabulary_of(cls, options: Any, drafter: Any, base: ModelInfo) -> DraftVocabulary:
-        """Return the tokens that the options and the drafter allow to draft. Raise UserError for unsupported options."""
+        """Return the tokens that the options and the drafter allow to draft. Raise UserError if unsupported."""
         own, frequent = (getattr(drafter, name, None) for name in ("vocab_ids", "frequent_tokens"))
         return draft_vocabulary(getattr(options, VOCABULARY, ""), base.vocab_size, cls.name, own, frequent)
 

@@ -111,7 +111,10 @@ class MedusaTree:
 
 
 def check_tree(tree: MedusaTree, heads: int, vocab: int, method: str = "medusa") -> None:
-    """Raise UserError if the tree needs more heads or candidates than there are. vocab: size of the draft vocabulary."""
+    """Raise UserError if the tree needs more heads or candidates than there are.
+
+    vocab: size of the draft vocabulary.
+    """
     if tree.depth > heads:
         raise UserError(f"{method}: the tree is {tree.depth} deep, there are {heads} heads")
     if tree.width > vocab:

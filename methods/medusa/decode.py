@@ -72,7 +72,7 @@ class Medusa(TreeHeads):
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """Return random heads on auto and published trees, with every rule, and with a shared, own or partial LM head."""
+        """Return random heads on auto and published trees, with every rule, and every form of LM head."""
 
         def build(heads: int = 3, own_unembed: bool = True, layers: int = 1, **options: Any) -> Callable[[], Decoder]:
             return lambda: cls.random(target, heads, own_unembed, cls.Options(**options) if options else None, layers)

@@ -316,7 +316,7 @@ class TwoModel(Decoder):
 
     def with_options(self, options: Any) -> TwoModel:
         other = type(self)(self.target, options, self.draft.whole, self.frequent_tokens)
-        if other.draft.vocabulary.digest == self.draft.vocabulary.digest:
+        if other.draft.vocabulary.selected == self.draft.vocabulary.selected:
             other.draft = self.draft
         return other
 

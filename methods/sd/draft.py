@@ -58,12 +58,12 @@ class Draft:
         self.cache.compact(start, rows)
 
     def feed(self, tokens: Tensor) -> Tensor:
-        """Append tokens int64 [q] on the device; return draft logits [n] after the last one, without synchronization."""
+        """Append tokens int64 [q] on the device; return logits [n] after the last one, without synchronization."""
         self.calls += 1
         return self._fit(self.model.prefill(self._clamped(tokens)[None], self.cache).logits[0, 0])
 
     def feed_level(self, tokens: Tensor, visible: Tensor, level: int) -> Tensor:
-        """Append nodes [k] of a tree level (1 = children of the newest token); return draft logits [k, n].
+        """Append nodes [k] of a tree level (1 = children of the newest token); return logits [k, n].
 
         The cache has k rows of each earlier level. visible bool [k, level * k]: the nodes' rows and their ancestors'.
         """

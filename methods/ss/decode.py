@@ -286,7 +286,7 @@ class SpeculativeStreaming(Decoder):
     def with_options(self, options: Any) -> Self:
         options, _ = self.advice.apply(options, self.target.device_type, without=self.not_advised(options))
         other = type(self)(self.target, options, self.streams, self.advice)
-        if other.vocabulary.digest == self.vocabulary.digest:
+        if other.vocabulary.selected == self.vocabulary.selected:
             other.conditioning = self.conditioning
         return other
 

@@ -2,7 +2,8 @@
 
 A draft pass has the root and random tokens behind it, causal, at successive positions. The root's row has no LoRA, so
 it is the target's own: its token is drafted from p and accepted with probability 1, up to rounding, unless p is
-restricted to a draft vocabulary. Row i > 0 drafts the token at its position + 1. Keys and values of the draft pass are overwritten by the verification.
+restricted to a draft vocabulary. Row i > 0 drafts the token at its position + 1. Keys and values of the draft pass
+are overwritten by the verification.
 """
 
 from __future__ import annotations
