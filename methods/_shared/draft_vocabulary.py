@@ -35,7 +35,7 @@ SPREAD = 0.15  # standard deviation of random weights: with more, a drafter puts
 N = TypeVar("N", bound=torch.nn.Module)
 D = TypeVar("D")
 ALL = "all"  # value of the option: the whole vocabulary, whatever the folder advises
-SIZES = (4096, 8192, 16384, 32768, 65536)  # for tuning
+SIZES = tuple(1 << bits for bits in range(8, 18))  # for tuning
 HELP = (
     "Draft vocabulary: tokens that the LM head of drafts is restricted to (FR-Spec). N: the N most frequent tokens of "
     "the training answers, by the list in the drafter's folder. FILE: token ids as a JSON list, as a safetensors file, "
@@ -185,7 +185,7 @@ def _selected(weight: Tensor, bias: Tensor | None, vocabulary: DraftVocabulary, 
 
 def sizes_to_try(vocabulary: DraftVocabulary, frequent: Tensor | None) -> dict[str, list[str]]:
     """Return values of the option for tuning, if the drafter's folder has frequent tokens."""
-    sizes = [str(size) for size in SIZES if size <= vocabulary.vocab // 2]
+    sizes = [str(size) for size in SIZES if vocabulary.vocab // 16 <= size <= vocabulary.vocab // 2]
     usable = frequent is not None and (bool(vocabulary.selected) or vocabulary.ids is None)
     return {"draft_vocab": [ALL, *sizes]} if usable and sizes else {}
 

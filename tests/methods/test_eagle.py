@@ -464,7 +464,7 @@ def test_trees_that_cannot_be_are_one_line(tmp_path: Path) -> None:
     )
     assert Eagle.load(target, EagleOptions(weights=weights, tree=str(tree))).tree.depth == 3
     tree.write_text("[[0], [70]]")
-    refused(Eagle, EagleOptions(weights=weights, tree=str(tree)), target, "71 candidates, the vocabulary has 61")
+    refused(Eagle, EagleOptions(weights=weights, tree=str(tree)), target, "71 candidates, the draft vocabulary has 61")
     for bad in ({"depth": -2}, {"total_tokens": 1}, {"top_k": 1000}, {"depth": 1000}):
         with pytest.raises(UserError, match=f"eagle3: {next(iter(bad))}"):
             Eagle3Options(**bad)
