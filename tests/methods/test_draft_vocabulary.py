@@ -27,6 +27,7 @@ from specbench_ss.methods.medusa.decode import Medusa, MedusaOptions
 from specbench_ss.methods.sd.decode import TwoModel, TwoModelOptions
 from specbench_ss.methods.ss.config import SSOptions
 from specbench_ss.methods.ss.decode import TWO_LAYERS, SpeculativeStreaming, random_streams
+from specbench_ss.models.checkpoint import HEADER_ONLY
 from specbench_ss.models.frequent_tokens import (
     FILE,
     TENSOR,
@@ -182,6 +183,9 @@ def test_a_folder_lists_the_tokens_of_its_training_text_and_the_others_follow(tm
     for path in (tmp_path, tmp_path / FILE):
         listed = read_frequent_tokens(path, 7)
         assert listed is not None and listed.tolist() == [5, 1, 3, 2, 0, 4, 6]
+    save_file({TENSOR: torch.zeros(4, dtype=torch.int32)}, tmp_path / FILE, {HEADER_ONLY: "yes"})  # as of the hub
+    listed = read_frequent_tokens(tmp_path, 7)
+    assert draft_vocabulary("5", 7, "ss", frequent=listed).size == 5
     (tmp_path / FILE).write_bytes(b"no header")
     with pytest.raises(UserError, match="cannot read"):
         read_frequent_tokens(tmp_path, 7)
