@@ -1,28 +1,199 @@
-"""Draft vocabulary of a drafter's LM head, and the mask token.
+"""Draft vocabulary: the tokens that are drafted, the LM-head rows for them, and the mask token.
 
+It is a drafter's own (d2t, t2d), or chosen by the option `draft_vocab` (FR-Spec: Zhao et al. 2025, arXiv:2502.14856).
 d2t int64 [draft vocabulary]: draft token d is the target's token d + d2t[d]. t2d bool [V]: marks the drafted tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-from specbench_ss.errors import UserError
+from specbench_ss.engine.cpu_kernels import PrepackedLinear, holds_numbers
+from specbench_ss.engine.tree import DraftTree
+from specbench_ss.errors import UserError, prefixed
 from specbench_ss.models.checkpoint import Keep, read_shapes
+from specbench_ss.models.frequent_tokens import FILE, read_token_ids
 from specbench_ss.models.tiny import randomise
+from specbench_ss.options import option
 
 if TYPE_CHECKING:
     from specbench_ss.engine.architectures import ModelInfo
-    from specbench_ss.methods._shared.drafter_network import DrafterNetwork
+    from specbench_ss.engine.target import Target
+    from specbench_ss.methods._shared.tree_growth import Choose
 
 VOCAB_MAPS = ("d2t", "t2d")
 SPREAD = 0.15  # standard deviation of random weights: with more, a drafter puts all probability on one token
-N = TypeVar("N", bound="DrafterNetwork")
+N = TypeVar("N", bound=torch.nn.Module)
+D = TypeVar("D")
+ALL = "all"  # value of the option: the whole vocabulary, whatever the folder advises
+SIZES = tuple(1 << bits for bits in range(8, 18))  # for tuning
+HELP = (
+    "Draft vocabulary: tokens that the LM head of drafts is restricted to (FR-Spec). N: the N most frequent tokens of "
+    "the training answers, by the list in the drafter's folder. FILE: token ids as a JSON list, as a safetensors file, "
+    "or as a tensor or list saved by torch.save (SGLang's token maps). all: all tokens. Empty: {empty}."
+)
+
+
+def vocabulary_option(empty: str = "as the folder advises, else all") -> Any:
+    """Return the field of the option `draft_vocab`. empty: meaning of the default."""
+    return option("", HELP.format(empty=empty))
+
+
+@dataclass(frozen=True)
+class DraftVocabulary:
+    """Tokens that are drafted: column i of draft logits is token ids[i].
+
+    vocab: size of the target's vocabulary. ids: int64 [n], distinct; None = all tokens in order. selected: hash of the
+    ids if the option chose them, so that rows of a whole LM head are selected; '' for the drafter's own vocabulary.
+    """
+
+    vocab: int
+    ids: Tensor | None = None
+    selected: str = ""
+
+    @property
+    def size(self) -> int:
+        """Return the number of tokens."""
+        return self.vocab if self.ids is None else len(self.ids)
+
+    @cached_property
+    def columns(self) -> Tensor:
+        """Return each token's column, int64 [V]; 0 for tokens that are not drafted."""
+        assert self.ids is not None
+        return self.ids.new_zeros(self.vocab).index_copy_(0, self.ids, torch.arange(self.size, device=self.ids.device))
+
+    def to(self, device: torch.device) -> DraftVocabulary:
+        """Return the vocabulary with its ids on the device."""
+        return self if self.ids is None else replace(self, ids=self.ids.to(device))
+
+    def metadata(self) -> dict[str, Any]:
+        """Return size and hash for the manifest; nothing for the whole vocabulary."""
+        size = {} if self.ids is None else {"draft_vocab": self.size}
+        return size | ({"draft_vocab_hash": self.selected} if self.selected else {})
+
+    def require(self, candidates: int, method: str) -> None:
+        """Raise UserError if a node's candidates are more than the tokens."""
+        if candidates > self.size:
+            raise UserError(f"{method}: draft_vocab has {self.size} tokens, a node has {candidates} candidates")
+
+    def token_ids(self, drafted: Tensor) -> Tensor:
+        """Map columns of draft logits to token ids."""
+        return drafted if self.ids is None else self.ids[drafted]
+
+    def target_probs(self, q: Tensor) -> Tensor:
+        """Return distributions [.., V] over all tokens of q [.., n], with 0 for tokens that are not drafted."""
+        return q if self.ids is None else q.new_zeros(*q.shape[:-1], self.vocab).index_copy_(-1, self.ids, q)
+
+    def target_tree(self, tree: DraftTree) -> DraftTree:
+        """Return the tree of a draft whose tokens below the root are columns, and whose q is over columns."""
+        if self.ids is None:
+            return tree
+        q = None if tree.draft_probs is None else self.target_probs(tree.draft_probs)
+        return replace(tree, tokens=torch.cat((tree.tokens[:1], self.token_ids(tree.tokens[1:]))), draft_probs=q)
+
+    def draft_columns(self, tree: DraftTree) -> DraftTree:
+        """Return the tree with columns in place of its drafted tokens; the root's number has no meaning then."""
+        return tree if self.ids is None else replace(tree, tokens=self.columns[tree.tokens])
+
+    def select(self, choose: Choose) -> Choose:
+        """Return a rule that selects candidates of draft logits as `choose` does, as token ids."""
+
+        def candidates(logits: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+            drafted, log_p, q = choose(logits)
+            return self.token_ids(drafted), log_p, None if q is None else self.target_probs(q)
+
+        return candidates
+
+
+def draft_vocabulary(
+    given: str, vocab: int, method: str, own: Tensor | None = None, frequent: Tensor | None = None
+) -> DraftVocabulary:
+    """Return the draft vocabulary of the option `draft_vocab`, else the drafter's own.
+
+    Raise UserError, naming the method, for a value that this drafter does not support.
+
+    Args:
+        given: N, a file of token ids, `all` or ''.
+        vocab: size of the target's vocabulary.
+        method: for messages.
+        own: token ids of the drafter's own draft vocabulary, int64 [n], if any.
+        frequent: token ids, int64 [V], the most frequent first, if the drafter's folder has them.
+    """
+    if given in ("", ALL):
+        return DraftVocabulary(vocab, own)
+    if own is not None:
+        problem = f"the drafter has its own draft vocabulary of {len(own)} tokens"
+        raise UserError(f"{method}: {problem}; leave out draft_vocab, also for fewer tokens")
+    if not given.isdecimal():
+        with prefixed(method):
+            return _chosen(vocab, read_token_ids(Path(given), vocab))
+    count = int(given)
+    if not 1 <= count <= vocab:
+        raise UserError(f"{method}: draft_vocab must be 1 to {vocab}, the size of the vocabulary, not {given}")
+    if frequent is None:
+        how = "give a file of token ids, draft_vocab=FILE, or train the drafter again"
+        raise UserError(f"{method}: draft_vocab={given} requires {FILE} in the drafter's folder; {how}")
+    return _chosen(vocab, frequent[:count])
+
+
+def _chosen(vocab: int, ids: Tensor) -> DraftVocabulary:
+    content = repr(len(ids)).encode() if ids.is_meta else ids.cpu().numpy().tobytes()  # meta: of a file's header alone
+    return DraftVocabulary(vocab, ids, hashlib.sha256(content).hexdigest()[:16])
+
+
+Key = tuple[int, torch.Size, str]  # address and shape of the weight, hash of the tokens
+_rows: WeakValueDictionary[Key, PrepackedLinear] = WeakValueDictionary()
+
+
+def head_rows(
+    vocabulary: DraftVocabulary, heads: Sequence[tuple[Tensor, Tensor | None]], target: Target, method: str
+) -> list[PrepackedLinear]:
+    """Return copies of the selected rows of a drafter's LM heads, or of the target's if it has none; [] = all rows.
+
+    Each maps states [.., h] to logits [.., n]. Copies are shared while one is in use. heads: weight [V, h] and bias.
+    Raise UserError for an LM head of the target that is not a plain linear layer.
+    """
+    if not vocabulary.selected:
+        return []
+    if not heads:
+        head = target.family.head
+        if not isinstance(head, torch.nn.Linear) or not holds_numbers(head.weight):
+            problem = f"the LM head of {target.name!r} is quantized, or more than a linear layer"
+            raise UserError(f"{method}: draft_vocab is not supported, since {problem}")
+        heads = [(head.weight, head.bias)]
+    return [_selected(weight, bias, vocabulary, target) for weight, bias in heads]
+
+
+def _selected(weight: Tensor, bias: Tensor | None, vocabulary: DraftVocabulary, target: Target) -> PrepackedLinear:
+    assert vocabulary.ids is not None
+    key = weight.data_ptr(), weight.shape, vocabulary.selected
+    if (found := _rows.get(key)) is None:
+        ids, weight = vocabulary.ids.to(weight.device), weight.detach()  # `parts` keep the weight, so the key is unique
+        found = PrepackedLinear(weight[ids], None if bias is None else bias.detach()[ids], target.prepack, (weight,))
+        _rows[key] = found
+    return found
+
+
+def sizes_to_try(vocabulary: DraftVocabulary, frequent: Tensor | None) -> dict[str, list[str]]:
+    """Return values of the option for tuning, if the drafter's folder has frequent tokens."""
+    sizes = [str(size) for size in SIZES if vocabulary.vocab // 16 <= size <= vocabulary.vocab // 2]
+    usable = frequent is not None and (bool(vocabulary.selected) or vocabulary.ids is None)
+    return {"draft_vocab": [ALL, *sizes]} if usable and sizes else {}
+
+
+def with_frequent_tokens(drafter: D, vocab: int) -> D:
+    """Give a drafter of a test instance a list of frequent tokens, the last ids first."""
+    drafter.frequent_tokens = torch.arange(vocab - 1, -1, -1)  # type: ignore[attr-defined]
+    return drafter
 
 
 @torch.no_grad()
@@ -34,8 +205,8 @@ def set_draft_vocab(drafter: Any, token_ids: Tensor) -> None:
 
 def randomize_drafter(drafter: N, vocab: int) -> N:
     """Give a drafter random weights; a reduced draft vocabulary lacks some of the target's `vocab` first tokens."""
-    if "d2t" in drafter.state_dict():
-        set_draft_vocab(drafter, torch.arange(vocab - drafter.draft_vocab, vocab))
+    if "d2t" in (tensors := drafter.state_dict()):
+        set_draft_vocab(drafter, torch.arange(vocab - len(tensors["d2t"]), vocab))
     randomise(drafter, 3, SPREAD)
     return drafter
 

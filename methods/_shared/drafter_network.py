@@ -17,6 +17,7 @@ from specbench_ss.engine import attention as grouped_attention
 from specbench_ss.engine.architectures import Block
 from specbench_ss.engine.cpu_kernels import FIRST, ROWS, FusedBlock, PrepackedLinear, PrepackFormat, RopeCache, fuse
 from specbench_ss.engine.target import FINAL, Target
+from specbench_ss.methods._shared.draft_vocabulary import DraftVocabulary
 
 LENGTH_BOUND_ROPE = ("dynamic", "longrope")  # RoPE types whose frequencies depend on the sequence length
 
@@ -112,14 +113,28 @@ class DrafterNetwork(nn.Module):
         table: Tensor = embedding.weight
         return F.embedding(tokens, table)
 
-    def logits(self, states: Tensor, target: Target) -> Tensor:
-        """Return logits [.., draft vocabulary] of normed states [.., h], by the drafter's LM head or the target's."""
+    def head_inputs(self, states: Tensor, index: int = 0) -> Tensor:
+        """Return the LM head's inputs [.., h] for output states [.., h]. index: of the layer they come from."""
+        return states
+
+    def logits(self, states: Tensor, target: Target, index: int = 0, rows: Sequence[PrepackedLinear] = ()) -> Tensor:
+        """Return logits [.., draft vocabulary] of output states [.., h], by the drafter's LM head or the target's.
+
+        rows: of `draft_vocabulary.head_rows`, which replace the LM head. index: as of `head_inputs`.
+        """
+        inputs = self.head_inputs(states, index)
+        if rows:
+            return rows[0](inputs)
         if self.lm_head is None:
-            return target.logits(states)
+            return target.logits(inputs)
         if self.head is not None and torch.is_inference_mode_enabled():
-            return self.head(states)
-        out: Tensor = self.lm_head(states)
+            return self.head(inputs)
+        out: Tensor = self.lm_head(inputs)
         return out
+
+    def lm_heads(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Return weight and bias of the drafter's own LM head, if any."""
+        return [] if self.lm_head is None else [(self.lm_head.weight, None)]
 
     @property
     def draft_vocab(self) -> int:
@@ -133,15 +148,9 @@ class DrafterNetwork(nn.Module):
             return None
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
-    def token_ids(self, drafted: Tensor) -> Tensor:
-        """Map draft-vocabulary indices to the target's token ids."""
-        return drafted if "d2t" not in self._buffers else drafted + self.d2t[drafted]
-
-    def target_probs(self, q: Tensor, vocab: int) -> Tensor:
-        """Return distributions [n, vocab] over the target's tokens of q [n, draft vocabulary]."""
-        if self.vocab_ids is None:
-            return q
-        return q.new_zeros(len(q), vocab).index_copy_(1, self.vocab_ids, q)
+    def vocabulary(self, vocab: int) -> DraftVocabulary:
+        """Return the drafter's own draft vocabulary for a target with this many tokens."""
+        return DraftVocabulary(vocab, self.vocab_ids)
 
 
 class FeatureFusion(DrafterNetwork):

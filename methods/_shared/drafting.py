@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -18,13 +18,21 @@ from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import indices
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.methods._shared import target_copies
-from specbench_ss.methods._shared.draft_vocabulary import read_shapes_and_vocab_maps
+from specbench_ss.methods._shared.draft_vocabulary import (
+    DraftVocabulary,
+    draft_vocabulary,
+    head_rows,
+    read_shapes_and_vocab_maps,
+    sizes_to_try,
+)
 from specbench_ss.methods._shared.drafter_network import DrafterNetwork, Rotary
 from specbench_ss.models import checkpoint
+from specbench_ss.models.frequent_tokens import read_frequent_tokens
 from specbench_ss.models.load import hash_tensors
 
 Read = Callable[..., dict[str, Tensor]]  # returns the tensors of a file, with values or as shapes only
 DIFFERENT_MASKS = "the drafter's layers have different attention masks"
+VOCABULARY = "draft_vocab"  # the option, which advice may set for any tree
 
 
 class DrafterDecoder(Decoder):
@@ -40,6 +48,8 @@ class DrafterDecoder(Decoder):
     def __init__(self, target: Target, options: Any, drafter: Any, config: dict[str, Any] | None = None) -> None:
         super().__init__(target, options)
         self.drafter = target.to_target_dtype_device(drafter, self.name)
+        self.vocabulary = self.vocabulary_of(options, drafter, target).to(target.device)
+        self.head_rows = head_rows(self.vocabulary, self.own_lm_heads(), target, self.name)
         self.config = config or {}
         self.training_info = checkpoint.read_training_info(self.config)
 
@@ -52,6 +62,32 @@ class DrafterDecoder(Decoder):
     @abstractmethod
     def resolve_options(cls, options: Any, config: Mapping[str, Any], drafter: Any, base: ModelInfo) -> Any:
         """Resolve the options for this drafter. Raise UserError for what it cannot draft."""
+
+    @classmethod
+    def vocabulary_of(cls, options: Any, drafter: Any, base: ModelInfo) -> DraftVocabulary:
+        """Return the tokens that the options and the drafter allow to draft. Raise UserError if unsupported."""
+        own, frequent = (getattr(drafter, name, None) for name in ("vocab_ids", "frequent_tokens"))
+        return draft_vocabulary(getattr(options, VOCABULARY, ""), base.vocab_size, cls.name, own, frequent)
+
+    def vocabulary_sizes(self) -> dict[str, list[str]]:
+        """Return the option `draft_vocab` with values for `search_space`, {} without frequent tokens."""
+        return sizes_to_try(self.vocabulary, getattr(self.drafter, "frequent_tokens", None))
+
+    def own_lm_heads(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Return weight and bias of the drafter's own LM heads; [] = it uses the target's."""
+        return []
+
+    def lm_head(self, states: Tensor) -> Tensor:
+        """Return draft logits [.., draft vocabulary] of final states [.., h] by the target's LM head."""
+        return self.head_rows[0](states) if self.head_rows else self.target.logits(states)
+
+    def drafter_weights(self) -> Iterable[Tensor] | None:
+        """Return the drafter's weights, with the selected rows in place of its own LM heads."""
+        weights, own = super().drafter_weights(), {w.untyped_storage().data_ptr() for w, _ in self.own_lm_heads()}
+        if weights is None or not self.head_rows or not own:
+            return weights
+        others = [weight for weight in weights if weight.untyped_storage().data_ptr() not in own]
+        return [*others, *(rows.weight for rows in self.head_rows)]
 
     @classmethod
     def build(cls, target: Target, options: Any, drafter: Any, config: dict[str, Any], path: Path) -> Self:
@@ -79,7 +115,7 @@ class DrafterDecoder(Decoder):
         """Replace default options by the folder's advice; return them and the advice that was used.
 
         The size of the tree, `nodes` in a configuration with accuracies, is advice too. A tree that the user states is
-        drafted as it is. Raise UserError for options that the folder may not advise.
+        drafted as it is, from the advised draft vocabulary. Raise UserError for options that the folder may not advise.
         """
         given = config.get(checkpoint.KEY, {})
         if "nodes" in cls.advisable and config.get("accuracies") and config.get("nodes") and isinstance(given, Mapping):
@@ -87,7 +123,8 @@ class DrafterDecoder(Decoder):
         file = path / "config.json" if path.is_dir() else path
         advice = checkpoint.read_advice(given, cls.Options, cls.advisable, cls.name, file, cls.other_options)
         stated = getattr(options, "tree", "auto") != "auto"
-        return (options, {}) if stated else advice.apply(options, base.device_type)
+        kept = [name for name in cls.advisable if stated and name != VOCABULARY]
+        return advice.apply(options, base.device_type, without=kept)
 
     @classmethod
     def check(cls, options: Any, base: ModelInfo) -> dict[str, Any]:
@@ -99,8 +136,10 @@ class DrafterDecoder(Decoder):
         drafted = cls.drafted_model_info(base, path)
         with torch.device("meta"):
             drafter, config = cls.read(options, path, drafted, read_shapes_and_vocab_maps)
+        drafter.frequent_tokens = read_frequent_tokens(path, drafted.vocab_size)
         cls.compare_with_target(config, path, drafted)
         options, advised = cls.advised_by(options, config, drafted, path)
+        cls.vocabulary_of(options, drafter, drafted)
         cls.resolve_options(options, config, drafter, drafted)
         return advised
 
@@ -126,6 +165,7 @@ class DrafterDecoder(Decoder):
         path = checkpoint.drafter_folder(options.weights, cls.name, target, cls.bundled_folder)
         model = cls.drafted_model(target, path)
         drafter, config = cls.read(options, path, model, checkpoint.read_tensors)
+        drafter.frequent_tokens = read_frequent_tokens(path, model.vocab_size)
         checkpoint.check_base(config, target, cls.name)
         options, advised = cls.advised_by(options, config, target, path)
         differences = cls.compare_with_target(config, path, model)
@@ -157,8 +197,12 @@ class FeatureDecoder(DrafterDecoder):
         self.cache = Cache(len(drafter.blocks), 0)
         self._features: list[Tensor] = []  # [1, n, h] of each layer: the prompt's, until `on_prefill`
 
+    def own_lm_heads(self) -> list[tuple[Tensor, Tensor | None]]:
+        return self.drafter.lm_heads()
+
     def metadata(self) -> dict[str, Any]:
-        return {"layers": list(self.layers), "drafter_hash": hash_tensors(self.drafter.state_dict())}
+        drafter = {"layers": list(self.layers), "drafter_hash": hash_tensors(self.drafter.state_dict())}
+        return drafter | self.vocabulary.metadata()
 
     def prefill(self, state: DecodeState, ids: Tensor) -> Output:
         """Run the prompt and keep the hidden states of all its positions."""

@@ -28,7 +28,8 @@ from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import MOST_NODES, AnyTopology, DraftTree, TreeTopology, indices, topology_of
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError, os_reason
-from specbench_ss.methods._shared.drafting import DrafterDecoder
+from specbench_ss.methods._shared.draft_vocabulary import vocabulary_option, with_frequent_tokens
+from specbench_ss.methods._shared.drafting import VOCABULARY, DrafterDecoder
 from specbench_ss.methods._shared.lossy_acceptance import accept_per_path, accept_typical
 from specbench_ss.models.load import hash_weights
 from specbench_ss.models.tiny import randomise
@@ -63,6 +64,7 @@ class HeadsOptions(Bounded):
         "epsilon and alpha * exp(-H), with H the entropy of the model's distribution.",
     )
     alpha: Annotated[float, Gt(0)] = option(0.3, "With accept=typical: the factor before exp(-H); see epsilon.")
+    draft_vocab: str = vocabulary_option()
 
 
 Choice = tuple[int, ...]
@@ -109,11 +111,14 @@ class MedusaTree:
 
 
 def check_tree(tree: MedusaTree, heads: int, vocab: int, method: str = "medusa") -> None:
-    """Raise UserError if the tree needs more heads or candidates than there are."""
+    """Raise UserError if the tree needs more heads or candidates than there are.
+
+    vocab: size of the draft vocabulary.
+    """
     if tree.depth > heads:
         raise UserError(f"{method}: the tree is {tree.depth} deep, there are {heads} heads")
     if tree.width > vocab:
-        raise UserError(f"{method}: the tree needs {tree.width} candidates, the vocabulary has {vocab}")
+        raise UserError(f"{method}: the tree needs {tree.width} candidates, the draft vocabulary has {vocab}")
 
 
 def tree_of(choices: Sequence[Choice], method: str = "draft tree") -> MedusaTree:
@@ -244,7 +249,7 @@ class TreeHeads(DrafterDecoder):
     """Heads on a static tree, which read the last state. At T=0 every acceptance rule is greedy."""
 
     Options: ClassVar[type[Any]] = HeadsOptions
-    advisable = ("nodes", "heads")
+    advisable = ("nodes", "heads", VOCABULARY)
     node_options = ("nodes", "tree")
 
     def __init__(
@@ -255,8 +260,8 @@ class TreeHeads(DrafterDecoder):
         tree: MedusaTree,
         config: dict[str, Any] | None = None,
     ) -> None:
-        check_tree(tree, heads.count, target.vocab_size, self.name)
         super().__init__(target, options, heads, config)
+        check_tree(tree, heads.count, self.vocabulary.size, self.name)
         heads.products = heads.products or prepacked(heads.lm_heads(), target)
         self.tree, self.depth = tree, tree.depth
         self.lossless = options.accept == "exact"
@@ -265,6 +270,10 @@ class TreeHeads(DrafterDecoder):
     def heads(self) -> Any:
         """Return the heads' module."""
         return self.drafter
+
+    def own_lm_heads(self) -> list[tuple[Tensor, Tensor | None]]:
+        heads: list[tuple[Tensor, Tensor | None]] = self.heads.lm_heads()
+        return heads
 
     @classmethod
     def resolve_options(
@@ -276,7 +285,7 @@ class TreeHeads(DrafterDecoder):
             raise UserError(f"{cls.name}: heads must be 1 to {count}, or 0 for all, not {options.heads}")
         heads = options.heads if options.heads > 0 else count
         tree = tree_of(requested_tree(options.tree, options.nodes, config, heads, cls.name), cls.name)
-        check_tree(tree, count, base.vocab_size, cls.name)
+        check_tree(tree, count, cls.vocabulary_of(options, drafter, base).size, cls.name)
         return tree
 
     @classmethod
@@ -291,7 +300,7 @@ class TreeHeads(DrafterDecoder):
     @classmethod
     def example(cls, target: Target, drafter: Any, config: Mapping[str, Any], options: Any) -> Self:
         """Return random heads on the published tree, or on the tree of the options."""
-        randomise(drafter, 1)
+        randomise(with_frequent_tokens(drafter, target.vocab_size), 1)
         if options is None:
             choices = [c for c in PUBLISHED if len(c) <= drafter.count and max(c) < target.vocab_size]
             return cls(target, cls.Options(), drafter, tree_of(choices), dict(config))
@@ -304,7 +313,8 @@ class TreeHeads(DrafterDecoder):
         """Return the tree's size, if it is built from accuracies, and its depth."""
         nodes = {"nodes": NODES} if tunable_nodes(self.options.tree, self.config, self.name) else {}
         heads = {"heads": range(1, self.heads.count + 1)}
-        return {**nodes, **(heads if nodes or self.options.tree in ("auto", "published") else {})}
+        sizes = self.vocabulary_sizes()
+        return {**nodes, **(heads if nodes or self.options.tree in ("auto", "published") else {}), **sizes}
 
     @cached_property
     def heads_hash(self) -> str:
@@ -318,6 +328,7 @@ class TreeHeads(DrafterDecoder):
         return {
             **self.tree.metadata(),
             "heads_hash": self.heads_hash,
+            **self.vocabulary.metadata(),
             **rule,
             **({"epsilon": o.epsilon, "alpha": o.alpha} if o.accept == "typical" else {}),
         }

@@ -23,7 +23,7 @@ from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.drafter_network import DrafterNetwork
+from specbench_ss.methods._shared.draft_vocabulary import DraftVocabulary
 from specbench_ss.methods._shared.drafting import FeatureDecoder, Read
 from specbench_ss.methods._shared.heads import best_marginal_nodes
 from specbench_ss.methods._shared.target_copies import EMBEDDING, EMBEDDING_AND_HEAD
@@ -145,7 +145,7 @@ class BlockDecoder(FeatureDecoder):
         return {**self.vllm, "num_speculative_tokens": self.chain_length}
 
     def metadata(self) -> dict[str, Any]:
-        o, vocab = self.options, self.drafter.draft_vocab or self.target.vocab_size
+        o, vocab = self.options, self.vocabulary.size
         tree = {"nodes": o.tree_nodes, "k": min(o.k, vocab)}
         form = tree if o.mode == "tree" else {"nodes": self.chain_length, "sample": o.sample}
         return {self.size_option: self.size, "mode": o.mode, **form, **super().metadata()}
@@ -168,18 +168,17 @@ class BlockDecoder(FeatureDecoder):
         if self.options.mode == "tree":
             o = self.options
             ids, topology = best_marginal_nodes(logits, o.k, o.tree_nodes, o.owner)
-            return DraftTree(torch.cat((state.root, self.drafter.token_ids(ids))), topology)
+            return self.vocabulary.target_tree(DraftTree(torch.cat((state.root, ids)), topology))
         logits = logits[: self.chain_length]
         if self.options.sample == "on" and not state.sampling.greedy:
-            return sampled_chain(state, logits, self.drafter, self.target.vocab_size)
-        return DraftTree.chain(state.root, self.drafter.token_ids(logits.argmax(-1)))
+            return sampled_chain(state, logits, self.vocabulary)
+        return self.vocabulary.target_tree(DraftTree.chain(state.root, logits.argmax(-1)))
 
 
-def sampled_chain(state: DecodeState, logits: Tensor, drafter: DrafterNetwork, vocab: int) -> DraftTree:
+def sampled_chain(state: DecodeState, logits: Tensor, vocabulary: DraftVocabulary) -> DraftTree:
     """Return a chain sampled from q, the positions' distributions after temperature and filters."""
     q = state.sampling.probs(logits)
-    drafted = drafter.token_ids(draw(q, state.rng)[:, 0])
-    return DraftTree.chain(state.root, drafted, drafter.target_probs(q, vocab))
+    return vocabulary.target_tree(DraftTree.chain(state.root, draw(q, state.rng)[:, 0], q))
 
 
 # -- DFlash --------------------------------------------------------------------------------------------------------
@@ -257,7 +256,7 @@ class DFlash(BlockDecoder):
         length = self._length(state, states, tokens)
         if not length:
             return DraftTree.root_only(state.root)
-        probs = None if q is None else self.drafter.target_probs(q[:length], self.target.vocab_size)
+        probs = None if q is None else self.vocabulary.target_probs(q[:length])
         return DraftTree.chain(state.root, tokens[1 : length + 1], probs)
 
     def _length(self, state: DecodeState, states: Tensor, tokens: Tensor) -> int:
@@ -275,7 +274,7 @@ class DFlash(BlockDecoder):
             if samples:
                 rows.append(sampling.probs(corrected))
             drafted = draw(rows[-1], state.rng)[:, 0] if samples else corrected.argmax(-1)
-            tokens.append(self.drafter.token_ids(block.drafted(k, drafted)))
+            tokens.append(self.vocabulary.token_ids(block.drafted(k, drafted)))
         return torch.cat(tokens), block.over_vocabulary(torch.cat(rows), logits.shape[-1]) if samples else None
 
     def _tree(self, state: DecodeState, logits: Tensor, states: Tensor) -> DraftTree:
@@ -287,7 +286,7 @@ class DFlash(BlockDecoder):
 
         def choose(rows: Tensor) -> tuple[Tensor, Tensor, None]:
             chosen, log_p, _ = ranked(rows)
-            return self.drafter.token_ids(block.drafted(position, chosen)), log_p, None
+            return self.vocabulary.token_ids(block.drafted(position, chosen)), log_p, None
 
         def expand(tokens: Tensor, visible: Tensor, parent_rows: Tensor, level: int) -> Tensor:
             nonlocal memory, position

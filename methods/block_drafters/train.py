@@ -344,7 +344,8 @@ class DSparkTrainer(DFlashTrainer):
             alpha = 1 - distribution_losses(log_q.detach(), p, "tv")
             estimate = drafter.confidence(states, before)
             losses = losses + F.binary_cross_entropy_with_logits(estimate, alpha.clamp(0, 1), reduction="none")
-        right = (drafter.token_ids(logits.detach().argmax(-1)) == labels).sum()
+        drafted = drafter.vocabulary(self.target.vocab_size).token_ids(logits.detach().argmax(-1))
+        right = (drafted == labels).sum()
         return (losses * labelled).sum(), right, memory
 
     def _losses(self, log_q: Tensor, p: Tensor, labels: Tensor) -> Tensor:

@@ -282,7 +282,7 @@ def _acceptance(target: Target, drafter: Drafter, rotary: Rotary, readings: Read
         fused = drafter.fuse([states[layer] for layer in reading])
         out = drafter(drafter.embed(ids[:, 1:], target), fused, None, None, rotary(positions, fused.dtype))
         q = drafter.logits(out[0, len(prompt) - 1 : -1], target).softmax(-1, torch.float32)
-        rows.append(torch.minimum(p, drafter.target_probs(q, target.vocab_size)).sum(-1))
+        rows.append(torch.minimum(p, drafter.vocabulary(target.vocab_size).target_probs(q)).sum(-1))
     return torch.stack(rows).cpu()
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from annotated_types import Ge, Le
@@ -25,7 +25,8 @@ from specbench_ss.engine.target import FINAL, AnyPass, EagerPass, GraphPass, Out
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, TreeTensors, indices
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.drafting import FeatureDecoder, Read, pass_drafter
+from specbench_ss.methods._shared.draft_vocabulary import vocabulary_option, with_frequent_tokens
+from specbench_ss.methods._shared.drafting import VOCABULARY, FeatureDecoder, Read, pass_drafter
 from specbench_ss.methods._shared.heads import (
     Choice,
     MedusaTree,
@@ -71,7 +72,7 @@ class EagleDecoder(FeatureDecoder):
     """Base of methods with one drafter layer: slots of true hidden states, and drafter passes over nodes."""
 
     # of all methods that share a folder
-    other_options: ClassVar[tuple[str, ...]] = ("nodes", "total_tokens", "depth", "top_k")
+    other_options: ClassVar[tuple[str, ...]] = ("nodes", "total_tokens", "depth", "top_k", VOCABULARY)
     can_export: ClassVar[bool] = True
     is_eagle3: ClassVar[bool] = False
     target_copies = EMBEDDING_AND_HEAD
@@ -152,6 +153,11 @@ class EagleDecoder(FeatureDecoder):
         fused = self.drafter.fuse(features)
         rotary = self.rotary(current.positions(torch.arange(n, device=device)), fused.dtype)
         return (self._run(current, tokens, fused, mask, rotary, 0),)
+
+    def draft_logits(self, states: Tensor, index: int = 0) -> Tensor:
+        """Return logits [.., draft vocabulary] of output states [.., h]. index: of the layer they come from."""
+        logits: Tensor = self.drafter.logits(states, self.target, index, self.head_rows)
+        return logits
 
     # -- slots of drafted nodes ---------------------------------------------------------------------------------
 
@@ -270,6 +276,7 @@ class EagleOptions(Bounded):
     sample: Literal["on", "off"] = option(
         "off", "When sampling: sample candidates from the drafter's distribution, as published."
     )
+    draft_vocab: str = vocabulary_option()
 
 
 class Eagle(EagleDecoder):
@@ -280,7 +287,7 @@ class Eagle(EagleDecoder):
     paper = "Li et al. 2024, arXiv:2401.15077"
     Options = EagleOptions
     node_options = ("nodes", "tree")
-    advisable = ("nodes",)
+    advisable = ("nodes", VOCABULARY)
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -295,7 +302,7 @@ class Eagle(EagleDecoder):
         depth = options.depth or MOST_DEPTH
         choices = requested_tree(options.tree, options.nodes, config, depth, cls.name, PUBLISHED, "levels")
         tree = tree_of(choices, cls.name)
-        check_tree(tree, depth, drafter.draft_vocab or base.vocab_size, cls.name)
+        check_tree(tree, depth, cls.vocabulary_of(options, drafter, base).size, cls.name)
         return tree
 
     @classmethod
@@ -303,12 +310,14 @@ class Eagle(EagleDecoder):
         """Return random drafters on the published tree and a deep one, with sampled candidates and fewer tokens."""
 
         def build(accuracies: list[list[float]], reduced: bool = False, **options: Any) -> Callable[[], Decoder]:
-            return lambda: cls(
-                target, EagleOptions(**options), random_eagle(target, reduced), {"accuracies": accuracies, "nodes": 9}
-            )
+            def make() -> Decoder:
+                drafter = with_frequent_tokens(random_eagle(target, reduced), target.vocab_size)
+                return cls(target, EagleOptions(**options), drafter, {"accuracies": accuracies, "nodes": 9})
+
+            return make
 
         uniform = [[0.4 / (r + 1) for r in range(min(4, target.vocab_size))] for _ in range(5)]
-        chain = [[0.9]] * 7
+        chain, part = [[0.9]] * 7, str(target.vocab_size * 3 // 4)
         return {
             "published": build(uniform, tree="published"),
             "auto": build(uniform),
@@ -316,6 +325,8 @@ class Eagle(EagleDecoder):
             "sampled": build(uniform, tree="published", sample="on"),
             "reduced": build(uniform, True),
             "reduced and sampled": build(uniform, True, sample="on"),
+            "draft vocabulary": build(uniform, draft_vocab=part),
+            "draft vocabulary, sampled": build(uniform, draft_vocab=part, sample="on"),
         }
 
     def metadata(self) -> dict[str, Any]:
@@ -327,7 +338,7 @@ class Eagle(EagleDecoder):
         if self.options.tree not in ("auto", "published"):
             return nodes
         deepest = len(self.config["accuracies"]) if nodes else max(map(len, PUBLISHED))
-        return {**nodes, "depth": range(1, deepest + 1)}
+        return {**nodes, "depth": range(1, deepest + 1), **self.vocabulary_sizes()}
 
     def max_tokens_per_step(self) -> int:
         return len(self.tree.topology.parents)
@@ -348,8 +359,7 @@ class Eagle(EagleDecoder):
 
             def sampled(level: Level, logits: Tensor) -> Tensor:
                 qs.append(state.sampling.probs(logits))
-                drafted = draw(qs[-1], state.rng, self.siblings)[level.parent, level.sibling]
-                return cast("Tensor", self.drafter.token_ids(drafted))
+                return self.vocabulary.token_ids(draw(qs[-1], state.rng, self.siblings)[level.parent, level.sibling])
 
             (tokens,) = self._fill(sampled, EagerPass(self.target, self.cache, 0), *inputs)
         else:
@@ -359,9 +369,8 @@ class Eagle(EagleDecoder):
         return DraftTree(tokens, self.tree.topology, self._probs(qs) if qs else None)
 
     def _best(self, level: Level, logits: Tensor) -> Tensor:
-        """Return a level's tokens [m], the most probable ones of logits [rows, V]."""
-        drafted = logits.topk(self.tree.width).indices[level.parent, level.rank]
-        return cast("Tensor", self.drafter.token_ids(drafted))
+        """Return a level's tokens [m], the most probable ones of logits [rows, draft vocabulary]."""
+        return self.vocabulary.token_ids(logits.topk(self.tree.width).indices[level.parent, level.rank])
 
     def _fill(
         self, choose: Callable[[Level, Tensor], Tensor], current: AnyPass, root: Tensor, states: Tensor
@@ -369,7 +378,7 @@ class Eagle(EagleDecoder):
         """Return the tree's tokens [n] from the root [1] and the newest slot's output [1, 1, h]."""
         rotary, tokens = self.rotary_ahead(current, len(self.levels)), [root]
         for depth, level in enumerate(self.levels):
-            tokens.append(choose(level, self.drafter.logits(states, self.target)[0]))
+            tokens.append(choose(level, self.draft_logits(states)[0]))
             if len(level.inner):
                 inner, parents = tokens[-1][level.inner], states[:, level.inner_parent]
                 states = self.descend(current, inner, parents, level.visible, rotary, depth)
@@ -377,7 +386,7 @@ class Eagle(EagleDecoder):
 
     def _probs(self, qs: list[Tensor]) -> Tensor:
         """Return q [n, V] at the nodes with children; rows of leaves are zero."""
-        q: Tensor = self.drafter.target_probs(torch.cat(qs), self.target.vocab_size)
+        q = self.vocabulary.target_probs(torch.cat(qs))
         return q.new_zeros(len(self.tree.topology.parents), q.shape[-1]).index_copy_(0, self.inner_nodes, q)
 
 
@@ -399,6 +408,7 @@ class DynamicOptions(Bounded):
     top_k: Annotated[int, Ge(0), Le(64)] = option(
         0, "Expanded nodes per level, and candidates of each. 0: as the folder advises, else 10."
     )
+    draft_vocab: str = vocabulary_option()
 
     def check_together(self) -> None:
         if self.total_tokens == 1:
@@ -436,7 +446,7 @@ class Eagle2(EagleDecoder):
     paper = "Li et al. 2024, arXiv:2406.16858"
     Options: ClassVar[Any] = DynamicOptions
     node_options: ClassVar[tuple[str, ...]] = ("total_tokens",)
-    advisable: ClassVar[tuple[str, ...]] = ("total_tokens", "depth", "top_k")
+    advisable: ClassVar[tuple[str, ...]] = ("total_tokens", "depth", "top_k", VOCABULARY)
     published_depth: ClassVar[int] = 5
 
     @classmethod
@@ -455,7 +465,7 @@ class Eagle2(EagleDecoder):
 
     @classmethod
     def resolve_options(cls, options: Any, config: Mapping[str, Any], drafter: Any, base: ModelInfo) -> Size:
-        return cls.size_of(options, drafter.draft_vocab or base.vocab_size)
+        return cls.size_of(options, cls.vocabulary_of(options, drafter, base).size)
 
     @classmethod
     def size_of(cls, options: DynamicOptions, vocab: int) -> Size:
@@ -469,13 +479,18 @@ class Eagle2(EagleDecoder):
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
 
         def make(**options: Any) -> Callable[[], Decoder]:
-            return lambda: cls(target, DynamicOptions(**options), random_eagle(target), {})
+            def build() -> Decoder:
+                drafter = with_frequent_tokens(random_eagle(target), target.vocab_size)
+                return cls(target, DynamicOptions(**options), drafter, {})
+
+            return build
 
         return {
             "published": make(),
             "small": make(total_tokens=7, depth=2, top_k=3),
             "chain": make(total_tokens=5, depth=4, top_k=1),
             "one level": make(depth=0, top_k=4),
+            "draft vocabulary": make(total_tokens=7, depth=2, top_k=3, draft_vocab=str(target.vocab_size * 3 // 4)),
         }
 
     def metadata(self) -> dict[str, Any]:
@@ -483,12 +498,13 @@ class Eagle2(EagleDecoder):
         return super().metadata() | {"total_tokens": s.drafted + 1, "depth": s.depth, "top_k": s.top_k}
 
     def search_space(self) -> Mapping[str, Sequence[Any]]:
-        s, vocab = self.size, self.drafter.draft_vocab or self.target.vocab_size
+        s, vocab = self.size, self.vocabulary.size
         most = s.top_k + s.depth * s.top_k**2
         return {
             "total_tokens": [n for n in TOTALS if n <= most + 1],
             "depth": DEPTHS,
             "top_k": [k for k in BEAMS if k <= vocab],
+            **self.vocabulary_sizes(),
         }
 
     def max_tokens_per_step(self) -> int:
@@ -511,22 +527,17 @@ class Eagle2(EagleDecoder):
 
     def _grow(self, current: AnyPass, root: Tensor, states: Tensor) -> tuple[Tensor, ...]:
         """Return the tensors of the tree from the root [1] and the newest slot's output [1, 1, h]."""
-        size, root_logits = self.size, self.drafter.logits(states, self.target)[0, 0]
+        size, root_logits = self.size, self.draft_logits(states)[0, 0]
         rotary = self.rotary_ahead(current, max(1, size.depth))
 
         def expand(tokens: Tensor, visible: Tensor, parent_rows: Tensor, level: int) -> Tensor:
             nonlocal states  # [1, rows, h] of the last level's expanded nodes, at first the root's
             states = self.descend(current, tokens, states[:, parent_rows], visible, rotary, level - 1)
-            logits: Tensor = self.drafter.logits(states, self.target)[0]
-            return logits
+            return self.draft_logits(states)[0]
 
-        tree = grow(root, root_logits, self._choose, expand, size.depth + 1, size.drafted)
+        choose = self.vocabulary.select(best(size.top_k))
+        tree = grow(root, root_logits, choose, expand, size.depth + 1, size.drafted)
         return self._drafted.tensors(tree)
-
-    def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor, None]:
-        """Return the best tokens of each row as target ids."""
-        drafted, log_p, _ = best(self.size.top_k)(logits)
-        return self.drafter.token_ids(drafted), log_p, None
 
 
 class Eagle3(Eagle2):

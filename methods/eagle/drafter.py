@@ -155,9 +155,10 @@ class Eagle3Drafter(FeatureFusion, Drafter):
         out = self.attend_wide(self.midlayer, tokens, state, cache, mask, rotary)
         return self.norm(out) if self.shape.output_normed else out
 
-    def logits(self, state: Tensor, target: Target) -> Tensor:
-        """Return logits [.., draft vocabulary] of output states [.., h]."""
-        return super().logits(state if self.shape.output_normed else self.norm(state), target)
+    def head_inputs(self, states: Tensor, index: int = 0) -> Tensor:
+        """Return the normed output states [.., h]."""
+        out: Tensor = states if self.shape.output_normed else self.norm(states)
+        return out
 
 
 # -- new drafters --------------------------------------------------------------------------------------------------

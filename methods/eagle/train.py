@@ -75,7 +75,8 @@ class UnrolledTrainer(FeatureTrainer):
         top, labels = min(TOP, self.module.draft_vocab or self.target.vocab_size), self.labels(batch)
         hits = []
         for j, state in enumerate(self.unrolled(self.features(states), batch, self.ahead)):
-            predictions = self.module.token_ids(self.module.logits(state, self.target).topk(top).indices)
+            best = self.module.logits(state, self.target).topk(top).indices
+            predictions = self.module.vocabulary(self.target.vocab_size).token_ids(best)
             hits.append((predictions == labels[..., j, None]).sum((0, 1)))
         return torch.stack(hits), (labels != -100).sum((0, 1))
 

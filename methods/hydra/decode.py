@@ -81,11 +81,12 @@ class Hydra(TreeHeads):
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """Return random heads: with both prefix states and LM heads, an earlier layer, and a lossy rule."""
+        """Return random heads: both prefix states, all forms of LM heads, an earlier layer, and a lossy rule."""
 
         def build(heads: int = 3, options: HydraOptions | None = None, **arguments: Any) -> Callable[[], Decoder]:
             return lambda: cls.random(target, heads, options, **arguments)
 
+        part = HydraOptions(nodes=4, draft_vocab=str(target.vocab_size * 3 // 4))
         return {
             "hydra++": build(4, layers=2),
             "hydra": build(4, prefix=False),
@@ -94,6 +95,8 @@ class Hydra(TreeHeads):
             "earlier-state": build(2, prefix=False, offset=1),
             "shared-head": build(own_unembed=False, offset=1),
             "typical": build(options=HydraOptions(accept="typical")),
+            "draft-vocabulary": build(options=part, own_unembed=False),
+            "own-heads-draft-vocabulary": build(options=part, prefix=False),
         }
 
     @classmethod
@@ -137,9 +140,9 @@ class Hydra(TreeHeads):
         """Return the tree's tokens [n] for the root [1] and the prefix state [1, h]."""
         for head, level in enumerate(self.levels):
             path = torch.nn.functional.embedding(tokens[level.paths], self.embedding)  # [m, head + 1, h]
-            logits = self.heads.logits(head, prefix, path, self.target.logits)  # [m, V]
+            logits = self.heads.logits(head, prefix, path, self.lm_head, self.head_rows)  # [m, draft vocabulary]
             best = logits.topk(level.width).indices.flatten()
-            tokens = torch.cat((tokens, best[level.pick]))
+            tokens = torch.cat((tokens, self.vocabulary.token_ids(best[level.pick])))
         return (tokens,)
 
     def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:

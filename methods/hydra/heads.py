@@ -131,15 +131,24 @@ class HydraHeads(nn.Module):
         """Return weight and bias of each head's own LM head."""
         return [(head.weight, head.bias) for head in self.hydra_lm_head or ()]
 
-    def logits(self, head: int, x: Tensor, path: Tensor, shared: Callable[[Tensor], Tensor]) -> Tensor:
+    def logits(
+        self,
+        head: int,
+        x: Tensor,
+        path: Tensor,
+        shared: Callable[[Tensor], Tensor],
+        rows: Sequence[PrepackedLinear] = (),
+    ) -> Tensor:
         """Return logits [m, V] of a head from prefix states x [1 or m, h] and embedded tokens.
 
-        path: [m, head + 1, h], from the root on. shared: the base's LM head, [.., h] -> [.., V].
+        path: [m, head + 1, h], from the root on. shared: LM head for heads without one of their own, [.., h] ->
+        [.., V]. rows: selected rows of the heads' own, in place of those.
         """
         states: Tensor = self.hydra_mlp[head](torch.cat((x.expand(len(path), -1), path.flatten(1)), 1))
         if self.hydra_lm_head is None:
             return shared(states)
-        heads: Any = self.products if self.products and torch.is_inference_mode_enabled() else self.hydra_lm_head
+        products = self.products if torch.is_inference_mode_enabled() else ()
+        heads: Any = rows or products or self.hydra_lm_head
         out: Tensor = heads[head](states)
         return out
 

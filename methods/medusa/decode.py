@@ -72,11 +72,12 @@ class Medusa(TreeHeads):
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """Return random heads on auto and published trees, with every rule, and with a shared or own LM head."""
+        """Return random heads on auto and published trees, with every rule, and every form of LM head."""
 
         def build(heads: int = 3, own_unembed: bool = True, layers: int = 1, **options: Any) -> Callable[[], Decoder]:
             return lambda: cls.random(target, heads, own_unembed, cls.Options(**options) if options else None, layers)
 
+        part = str(target.vocab_size * 3 // 4)
         return {
             "auto": build(tree="auto"),
             "published": build(),
@@ -85,6 +86,8 @@ class Medusa(TreeHeads):
             "one-head": build(1),
             "typical": build(accept="typical"),
             "nucleus": build(accept="nucleus"),
+            "draft-vocabulary": build(3, own_unembed=False, nodes=4, draft_vocab=part),
+            "own-heads-draft-vocabulary": build(2, nodes=4, draft_vocab=part),
         }
 
     @classmethod
@@ -116,16 +119,16 @@ class Medusa(TreeHeads):
 
     def _draft(self, root: Tensor, final: Tensor) -> tuple[Tensor]:
         """Return the tree's tokens [n] for the root [1] and the state before it [1, h]."""
-        return (self._fill_tree(root, self.heads(final, self.target.logits, self.depth)[:, 0]),)
+        return (self._fill_tree(root, self.heads(final, self.lm_head, self.depth, self.head_rows)[:, 0]),)
 
     def _fill_tree(self, root: Tensor, logits: Tensor) -> Tensor:
-        """Return the tree's tokens [n] for the root [1] and logits [heads, V]."""
+        """Return the tree's tokens [n] for the root [1] and logits [heads, draft vocabulary]."""
         candidates = logits.topk(self.tree.width).indices.flatten()  # [heads * width]
-        return torch.cat((root, candidates[self.gather]))
+        return torch.cat((root, self.vocabulary.token_ids(candidates[self.gather])))
 
     def forward(self, state: DecodeState, tree: DraftTree) -> Output:
-        """Verify; for few tokens, heads that share the LM head compute their logits in the same matmul."""
-        if self.heads.unembed is not None or len(tree) * (1 + self.depth) > MOST_FUSED:
+        """Verify; for few tokens, heads that share the whole LM head compute their logits in the same matmul."""
+        if self.heads.unembed is not None or self.head_rows or len(tree) * (1 + self.depth) > MOST_FUSED:
             return super().forward(state, tree)
         return self.target.forward_tree(tree, state.cache, self.aux_hidden_state_layers, self._head_states)
 

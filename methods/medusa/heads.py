@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +49,22 @@ class MedusaHeads(nn.Module):
             x = x + F.silu(torch.baddbmm(self.bias[:n, layer, None], x, self.weight[:n, layer].mT))
         return x
 
-    def forward(self, x: Tensor, shared: Callable[[Tensor], Tensor], heads: int | None = None) -> Tensor:
-        """Return logits [heads, m, V] of final normed states x [m, h]. shared: the base's LM head."""
+    def forward(
+        self,
+        x: Tensor,
+        shared: Callable[[Tensor], Tensor],
+        heads: int | None = None,
+        rows: Sequence[PrepackedLinear] = (),
+    ) -> Tensor:
+        """Return logits [heads, m, V] of final normed states x [m, h].
+
+        shared: LM head for heads without one of their own. rows: selected rows of the heads' own, in place of those.
+        """
         x = self.states(x, heads)
         if self.unembed is None:
             return shared(x)
-        if self.products and torch.is_inference_mode_enabled():
-            return torch.stack([product(states) for product, states in zip(self.products, x, strict=False)])
+        if products := rows or (self.products if torch.is_inference_mode_enabled() else ()):
+            return torch.stack([product(states) for product, states in zip(products, x, strict=False)])
         return x @ self.unembed[: len(x)].mT
 
 

@@ -25,7 +25,8 @@ from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.target import EagerPass, Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.drafting import Read, pass_drafter
+from specbench_ss.methods._shared.draft_vocabulary import vocabulary_option, with_frequent_tokens
+from specbench_ss.methods._shared.drafting import VOCABULARY, Read, pass_drafter
 from specbench_ss.methods._shared.tree_growth import draw
 from specbench_ss.methods.eagle.decode import BEAMS, TOTALS, Eagle2, Size
 from specbench_ss.methods.eagle.drafter import MOST_DEPTH
@@ -59,6 +60,7 @@ class MTPOptions(Bounded):
     top_k: Annotated[int, Ge(1), Le(64)] = option(
         4, "With mode=tree: expanded nodes per level, and candidates of each."
     )
+    draft_vocab: str = vocabulary_option()
 
 
 class MTP(Eagle2):
@@ -70,7 +72,7 @@ class MTP(Eagle2):
     paper = "DeepSeek-AI 2024, arXiv:2412.19437; Cai et al. 2025, arXiv:2509.18362"
     Options = MTPOptions
     node_options = ("nodes", "num_speculative_tokens")
-    advisable = ("num_speculative_tokens",)
+    advisable = ("num_speculative_tokens", VOCABULARY)
     other_options = ()
     can_export = False
     target_copies = COPIES
@@ -125,7 +127,7 @@ class MTP(Eagle2):
             raise UserError(f"mtp: {problem}")
         if options.mode == "chain":
             return Size(min(levels, options.nodes or levels), min(levels, options.nodes or levels) - 1, 1)
-        k = min(options.top_k, base.vocab_size)
+        k = min(options.top_k, cls.vocabulary_of(options, drafter, base).size)
         return Size(min(options.nodes or TREE_NODES, k + (levels - 1) * k * k), levels - 1, k)
 
     @classmethod
@@ -134,8 +136,10 @@ class MTP(Eagle2):
 
         def build(modules: int = 1, output_normed: bool = True, **options: Any) -> MTP:
             head = new_head(target, modules, output_normed)
-            randomise(head, 3, 0.15)
+            randomise(with_frequent_tokens(head, target.vocab_size), 3, 0.15)
             return cls(target, MTPOptions(**options), head, {})
+
+        part = str(target.vocab_size * 3 // 4)
 
         return {
             "chain": partial(build, num_speculative_tokens=3),
@@ -143,11 +147,14 @@ class MTP(Eagle2):
             "state before the norm": partial(build, output_normed=False, num_speculative_tokens=4),
             "tree": partial(build, mode="tree", num_speculative_tokens=3, nodes=9, top_k=3),
             "in turn": partial(build, modules=3),
+            "draft vocabulary": partial(build, num_speculative_tokens=3, draft_vocab=part),
+            "draft vocabulary, tree": partial(build, mode="tree", num_speculative_tokens=2, nodes=6, draft_vocab=part),
         }
 
     def metadata(self) -> dict[str, Any]:
         s, o = self.size, self.options
-        hashed = {name: value for name, value in super().metadata().items() if name in ("layers", "drafter_hash")}
+        drafter = self.vocabulary.metadata().keys() | {"layers", "drafter_hash"}
+        hashed = {name: value for name, value in super().metadata().items() if name in drafter}
         shape = {"nodes": s.drafted, "top_k": s.top_k} if o.mode == "tree" else {}
         return {"num_speculative_tokens": s.depth + 1, "mode": o.mode, **shape, "modules": self.modules, **hashed}
 
@@ -155,9 +162,10 @@ class MTP(Eagle2):
         """Return lengths of the chain, and sizes of a tree."""
         most = self.modules if self.modules > 1 else trained_steps(self.config) or max(LENGTHS)
         lengths = {"num_speculative_tokens": [n for n in LENGTHS if n <= most]}
+        sizes = self.vocabulary_sizes()
         if self.options.mode == "chain":
-            return lengths
-        return {"nodes": TOTALS, **lengths, "top_k": [k for k in BEAMS if k <= self.target.vocab_size]}
+            return {**lengths, **sizes}
+        return {"nodes": TOTALS, **lengths, "top_k": [k for k in BEAMS if k <= self.vocabulary.size], **sizes}
 
     def drafter_weights(self) -> list[Tensor]:
         """Return the weights of one layer, which a call of the drafter reads."""
@@ -188,13 +196,15 @@ class MTP(Eagle2):
         tokens, qs = list[Tensor](), list[Tensor]()
         states = self._states_in_turn(state, tokens) if self.modules > 1 else self._recycled_states(tokens)
         for index in range(self.size.depth + 1):
-            logits = self.drafter.logits(next(states), self.target, index if self.modules > 1 else 0)[0]
+            logits = self.draft_logits(next(states), index if self.modules > 1 else 0)[0]
             if sampled:
                 qs.append(state.sampling.probs(logits))
-            tokens.append(draw(qs[-1], state.rng)[:, 0] if sampled else logits.argmax(-1))
+            drafted = draw(qs[-1], state.rng)[:, 0] if sampled else logits.argmax(-1)
+            tokens.append(self.vocabulary.token_ids(drafted))
         if self.modules == 1:
             self.drop_drafted(state, self.size.depth)
-        return DraftTree.chain(state.root, torch.cat(tokens), torch.cat(qs) if sampled else None)
+        q = self.vocabulary.target_probs(torch.cat(qs)) if sampled else None
+        return DraftTree.chain(state.root, torch.cat(tokens), q)
 
     def _recycled_states(self, tokens: Sequence[Tensor]) -> Iterator[Tensor]:
         """Yield the states [1, 1, h] of successive drafts from one layer; tokens: the drafts so far, each [1]."""

@@ -121,10 +121,11 @@ class MTPDrafter(Drafter):
         out: Tensor = self.blocks[index](x, cache, mask, rotary)
         return layer.final_layernorm(out) if self.shape.output_normed else out
 
-    def logits(self, state: Tensor, target: Target, index: int = 0) -> Tensor:
-        """Return logits [.., V] of the states of layer `index` [.., h]."""
+    def head_inputs(self, states: Tensor, index: int = 0) -> Tensor:
+        """Return the normed states [.., h] of layer `index`."""
         layer: Any = self.mtp_layers[index]
-        return super().logits(state if self.shape.output_normed else layer.final_layernorm(state), target)
+        out: Tensor = states if self.shape.output_normed else layer.final_layernorm(states)
+        return out
 
 
 # -- new heads -----------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -21,10 +21,17 @@ from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import MOST_NODES, AnyTopology, DeviceTopology, DraftTree, indices
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError, prefixed
+from specbench_ss.methods._shared.draft_vocabulary import (
+    DraftVocabulary,
+    draft_vocabulary,
+    sizes_to_try,
+    vocabulary_option,
+)
 from specbench_ss.methods._shared.small_llama import new_llama
 from specbench_ss.methods._shared.tree_growth import Choose, best, draw, grow
 from specbench_ss.methods.sd.draft import Draft, check_adapter, checked_lora, is_bundled_lora, merged_lora, mismatch
 from specbench_ss.models.checkpoint import drafter_here, read_config, read_training_info
+from specbench_ss.models.frequent_tokens import read_frequent_tokens
 from specbench_ss.models.load import hash_weights, load_target, outline_of
 from specbench_ss.options import Bounded, option, parse_options, value_text
 
@@ -68,6 +75,7 @@ class TwoModelOptions(Bounded):
     lookbehind: Annotated[int, Ge(1)] = option(
         10, "With `retokenise`: number of earlier tokens that are tokenised together with new text."
     )
+    draft_vocab: str = vocabulary_option("all tokens")
 
     def check_together(self) -> None:
         if self.form == "tree" and (self.threshold or self.schedule != "constant"):
@@ -92,7 +100,7 @@ class TwoModelOptions(Bounded):
 def draft_chain(
     draft: Draft, logits: Tensor, length: int, threshold: float, sampling: SamplingParams | None, state: DecodeState
 ) -> tuple[Tensor, Tensor | None]:
-    """Draft at most `length` tokens int64 [n] after the draft's input, given its logits [V]: the best, or sampled.
+    """Draft at most `length` tokens int64 [n] after the draft's input, given its logits: the best, or sampled.
 
     Also return the distribution of each [n, V], None for the best. A token less probable than the threshold ends the
     chain. Verification stays exact, since the end depends only on verified tokens and no
@@ -102,19 +110,19 @@ def draft_chain(
     probs: list[Tensor] = []
     while True:
         if sampling is None:
-            token = logits.argmax(-1, keepdim=True)
+            drafted = logits.argmax(-1, keepdim=True)
         else:
             probs.append(sampling.probs(logits))
-            token = draw(probs[-1], state.rng)
-        tokens.append(token)
+            drafted = draw(probs[-1], state.rng)
+        tokens.append(draft.vocabulary.token_ids(drafted))
         if len(tokens) == length:
             break
         if threshold:
             p = logits.softmax(-1, dtype=torch.float32) if sampling is None else probs[-1]
-            if float(p[token]) < threshold:
+            if float(p[drafted]) < threshold:
                 break
-        logits = draft.feed(token)
-    return torch.cat(tokens), torch.stack(probs) if probs else None
+        logits = draft.feed(tokens[-1])
+    return torch.cat(tokens), draft.vocabulary.target_probs(torch.stack(probs)) if probs else None
 
 
 def sample_k(k: int, sampling: SamplingParams, rng: torch.Generator) -> Choose:
@@ -219,20 +227,37 @@ class TwoModel(Decoder):
     node_options = ("gamma", "nodes")
     bundled_folder: ClassVar[str] = "draft"  # name of the folder bundled with a model
 
-    def __init__(self, target: Target, options: TwoModelOptions, draft: Target) -> None:
+    def __init__(
+        self, target: Target, options: TwoModelOptions, draft: Target, frequent_tokens: Tensor | None = None
+    ) -> None:
         super().__init__(target, options)
-        self.draft = Draft(draft, target.vocab_size)
+        self.frequent_tokens = frequent_tokens
+        self.draft = Draft(draft, self.vocabulary_of(options, target, draft, frequent_tokens))
         self.gamma = options.gamma  # length of the next chain
         self.retokenizer: Retokenizer | None = None
         if check_pair(options, target, draft):
             self.retokenizer = Retokenizer(target.tokenizer, draft.tokenizer, options.lookbehind)
-        self.logits = torch.empty(0)  # [V] after the draft's input
+        self.logits = torch.empty(0)  # [draft vocabulary] after the draft's input
         self.fed: list[int] = []  # with a retokenizer: the draft's tokens in its cache
         self.topology: AnyTopology | None = None  # of the last tree; node tags are rows of the draft's cache
 
     def drafter_weights(self) -> Iterable[torch.Tensor]:
-        """Return the draft model's weights, which each of its passes reads once."""
-        return read_by_a_pass(self.draft.model.model)
+        """Return the draft model's weights, which each of its passes reads once; of the LM head the selected rows."""
+        weights, rows = read_by_a_pass(self.draft.model.model), self.draft.head_rows
+        head = self.draft.model.unembed.data_ptr() if rows else 0
+        return [*(weight for weight in weights if weight.data_ptr() != head), *(copy.weight for copy in rows)]
+
+    @classmethod
+    def vocabulary_of(
+        cls, options: TwoModelOptions, base: ModelInfo, draft: ModelInfo, frequent_tokens: Tensor | None
+    ) -> DraftVocabulary:
+        """Return the tokens that are drafted, which both models have. Raise UserError for an unsupported option."""
+        common = min(base.vocab_size, draft.vocab_size)
+        chosen = draft_vocabulary(options.draft_vocab, common, cls.name, frequent=frequent_tokens)
+        vocabulary = replace(chosen, vocab=base.vocab_size)
+        if options.form == "tree" and vocabulary.selected:
+            vocabulary.require(options.k, cls.name)
+        return vocabulary
 
     @classmethod
     def _limits_nodes(cls, given: Mapping[str, str]) -> bool:
@@ -253,7 +278,9 @@ class TwoModel(Decoder):
     def check(cls, options: Any, base: ModelInfo) -> None:
         path = drafter_here(options.weights, cls.name, base, cls.bundled_folder)
         if path is not None:
-            check_pair(options, base, draft_in(str(path), base, outline_of, checked_lora))
+            draft = draft_in(str(path), base, outline_of, checked_lora)
+            check_pair(options, base, draft)
+            cls.vocabulary_of(options, base, draft, read_frequent_tokens(path, draft.vocab_size))
 
     @classmethod
     def load(cls, target: Target, options: Any) -> TwoModel:
@@ -261,7 +288,8 @@ class TwoModel(Decoder):
         path = drafter_here(options.weights, cls.name, target, cls.bundled_folder)
         load = partial(load_target, dtype=target.number_format, device=str(target.device))
         source = str(path or options.weights)
-        decoder = cls(target, options, draft_in(source, target, load, merged_lora))
+        draft = draft_in(source, target, load, merged_lora)
+        decoder = cls(target, options, draft, read_frequent_tokens(Path(source), draft.vocab_size))
         stored = getattr(decoder.draft.model.model.config, "ssbench", {})
         config = read_config(Path(source)) if is_bundled_lora(Path(source)) else stored
         decoder.training_info = read_training_info(config)
@@ -271,7 +299,7 @@ class TwoModel(Decoder):
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         """Return chains and trees of a random draft; the target as its own draft; a draft with a short context."""
         random, short = random_draft(target, target.context_length), random_draft(target, 24)
-        o = TwoModelOptions
+        o, part = TwoModelOptions, str(target.vocab_size * 3 // 4)
         shapes = {
             "chain": (o(), random),
             "adaptive": (o(gamma=6, threshold=0.3), random),
@@ -280,21 +308,29 @@ class TwoModel(Decoder):
             "tree-drawn": (o(form="tree", gamma=3, k=2, candidates="drawn"), random),
             "short-draft": (o(candidates="top"), short),
             "same-model": (o(form="tree", gamma=3, k=3, nodes=0), target),
+            "draft-vocabulary": (o(gamma=3, draft_vocab=part), target),
+            "draft-vocabulary-tree": (o(form="tree", gamma=2, k=2, candidates="drawn", draft_vocab=part), random),
         }
-        return {label: partial(cls, target, options, draft) for label, (options, draft) in shapes.items()}
+        listed = torch.arange(target.vocab_size - 1, -1, -1)
+        return {label: partial(cls, target, options, draft, listed) for label, (options, draft) in shapes.items()}
 
     def with_options(self, options: Any) -> TwoModel:
-        other = type(self)(self.target, options, self.draft.model)
-        other.draft = self.draft
+        other = type(self)(self.target, options, self.draft.whole, self.frequent_tokens)
+        if other.draft.vocabulary.selected == self.draft.vocabulary.selected:
+            other.draft = self.draft
         return other
 
     def clone(self) -> TwoModel:
-        return type(self)(self.target, self.options, self.draft.model)
+        other = type(self)(self.target, self.options, self.draft.whole, self.frequent_tokens)
+        other.draft.model = self.draft.model  # concurrent requests share its passes
+        return other
 
     def search_space(self) -> Mapping[str, Sequence[Any]]:
         if self.options.form == "tree":
-            return {"gamma": (1, 2, 3, 4, 5, 6), "k": (1, 2, 3, 4, 6), "nodes": NODES, "form": ("chain", "tree")}
+            tree = {"gamma": (1, 2, 3, 4, 5, 6), "k": (1, 2, 3, 4, 6), "nodes": NODES, "form": ("chain", "tree")}
+            return {**tree, **sizes_to_try(self.draft.vocabulary, self.frequent_tokens)}
         chain = {"gamma": (1, 2, 3, 4, 5, 6, 8, 10), "threshold": (0.0, 0.2, 0.4, 0.6, 0.8)}
+        chain |= sizes_to_try(self.draft.vocabulary, self.frequent_tokens)
         return chain if self.retokenizer else {**chain, "form": ("chain", "tree")}
 
     def metadata(self) -> dict[str, Any]:
@@ -306,6 +342,7 @@ class TwoModel(Decoder):
             **{name: getattr(self.options, name) for name in used},
             "drawn": self._samples(greedy=False),
             "retokenised": self.retokenizer is not None,
+            **self.draft.vocabulary.metadata(),
             **lookbehind,
             "draft_parameters": model.parameter_count,
             "draft_context": model.context_length,
@@ -363,7 +400,7 @@ class TwoModel(Decoder):
     def _draft_tree(self, state: DecodeState, length: int) -> DraftTree:
         o, sampling = self.options, state.sampling if self._samples(state.sampling.greedy) else None
         if o.form == "tree":
-            choose = best(o.k) if sampling is None else sample_k(o.k, sampling, state.rng)
+            choose = self.draft.vocabulary.select(best(o.k) if sampling is None else sample_k(o.k, sampling, state.rng))
             nodes = o.nodes if sampling is None else 0  # a selection among sampled ones is not exact
 
             def expand(tokens: Tensor, visible: Tensor, parent_rows: Tensor, level: int) -> Tensor:

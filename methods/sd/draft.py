@@ -12,6 +12,7 @@ from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared import fine_tuned
+from specbench_ss.methods._shared.draft_vocabulary import DraftVocabulary, head_rows
 from specbench_ss.models.checkpoint import check_base, read_config
 from specbench_ss.models.load import adapted_model, config_of
 from specbench_ss.user_files import read_json
@@ -22,12 +23,14 @@ ADAPTER, ADAPTER_CONFIG = fine_tuned.ADAPTER, fine_tuned.ADAPTER_CONFIG
 class Draft:
     """A causal LM with its KV cache. `calls` are its forward passes since `reset`.
 
-    vocab: the target's vocabulary size; logits of another width are cut, or padded with zero probability. Ids without
-    an embedding are replaced by its last one.
+    vocabulary: the drafted tokens among the target's. Logits over all tokens are cut to the target's, or padded with
+    zero probability. Ids without an embedding are replaced by its last one.
     """
 
-    def __init__(self, model: Target, vocab: int) -> None:
-        self.model, self.vocab = model, vocab
+    def __init__(self, model: Target, vocabulary: DraftVocabulary) -> None:
+        self.whole, self.vocabulary = model, vocabulary.to(model.device)
+        self.head_rows = head_rows(self.vocabulary, (), model, "sd")
+        self.model = model.with_head(self.head_rows[0]) if self.head_rows else model
         self.cache = model.new_cache(0)
         self.calls = 0
 
@@ -55,12 +58,12 @@ class Draft:
         self.cache.compact(start, rows)
 
     def feed(self, tokens: Tensor) -> Tensor:
-        """Append tokens int64 [q] on the device; return logits [V] after the last one, without synchronization."""
+        """Append tokens int64 [q] on the device; return logits [n] after the last one, without synchronization."""
         self.calls += 1
         return self._fit(self.model.prefill(self._clamped(tokens)[None], self.cache).logits[0, 0])
 
     def feed_level(self, tokens: Tensor, visible: Tensor, level: int) -> Tensor:
-        """Append nodes [k] of a tree level (1 = children of the newest token); return logits [k, V].
+        """Append nodes [k] of a tree level (1 = children of the newest token); return logits [k, n].
 
         The cache has k rows of each earlier level. visible bool [k, level * k]: the nodes' rows and their ancestors'.
         """
@@ -93,11 +96,11 @@ class Draft:
     def _clamped(self, tokens: Tensor) -> Tensor:
         """Return tokens with ids beyond the draft's embedding replaced by its last id."""
         have = self.model.vocab_size
-        return tokens if have >= self.vocab else tokens.clamp_max(have - 1)
+        return tokens if have >= self.vocabulary.vocab else tokens.clamp_max(have - 1)
 
     def _fit(self, logits: Tensor) -> Tensor:
-        """Cut or pad logits [.., the draft's width] to [.., V]."""
-        more = self.vocab - logits.shape[-1]
+        """Cut or pad logits [.., the draft's width] to [.., V]; leave those of part of the vocabulary."""
+        more = self.vocabulary.size - logits.shape[-1]
         return logits if more == 0 else torch.nn.functional.pad(logits, (0, more), value=float("-inf"))
 
 

@@ -11,6 +11,7 @@ from annotated_types import Ge, Le, Lt
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.tree import MOST_NODES
 from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.draft_vocabulary import vocabulary_option
 from specbench_ss.options import Bounded, option, value_text
 
 StreamPosition = Literal["ahead", "same"]
@@ -133,6 +134,7 @@ class SSOptions(Bounded):
         "Node budget: the best nodes of the whole tree, not pruned; advised values of k, gamma, n_draft, n_keep and "
         "prune are then ignored. 0: n_draft.",
     )
+    draft_vocab: str = vocabulary_option()
 
     def check_together(self) -> None:
         """Refuse two options for the number of nodes."""

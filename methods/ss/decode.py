@@ -20,12 +20,21 @@ from specbench_ss.engine.target import FINAL, AnyPass, EagerPass, Output, Target
 from specbench_ss.engine.tree import DeviceTopology, DraftTree, TreeTensors
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.draft_vocabulary import (
+    DraftVocabulary,
+    draft_vocabulary,
+    head_rows,
+    sizes_to_try,
+    with_frequent_tokens,
+)
+from specbench_ss.methods._shared.drafting import VOCABULARY
 from specbench_ss.methods._shared.heads import MOST_FUSED
 from specbench_ss.methods.ss.config import Settings, SSOptions, StreamConfig, check_trained, full_size, resolve
 from specbench_ss.methods.ss.layers import Layout, StreamConditioning, Streams, stream_positions, stream_visibility
 from specbench_ss.methods.ss.tree import conditioned_tree, draft_tree, nodes_to_score, prune, sampled_tree
 from specbench_ss.models import checkpoint
 from specbench_ss.models.checkpoint import KEY, Advice
+from specbench_ss.models.frequent_tokens import read_frequent_tokens
 from specbench_ss.models.load import hash_weights
 from specbench_ss.models.tiny import randomise
 from specbench_ss.options import value_text
@@ -61,7 +70,7 @@ class SpeculativeStreaming(Decoder):
     bundled_folder: ClassVar[str] = "ss"  # name of the folder bundled with a model
     mode: ClassVar[str] = "lossless"
     most_fused: ClassVar[int] = MOST_FUSED
-    advisable: ClassVar[tuple[str, ...]] = ("k", "n_draft", "n_keep", "prune", "gamma", *CONDITIONING)
+    advisable: ClassVar[tuple[str, ...]] = ("k", "n_draft", "n_keep", "prune", "gamma", VOCABULARY, *CONDITIONING)
     node_options: ClassVar[tuple[str, ...]] = ("nodes", "n_draft", "n_keep")
     forms: ClassVar[Forms] = {  # trees, chains, early and late pruning, initializations and masks of streams
         "tree": (TWO_LAYERS, {"k": 2, "n_keep": 6}),
@@ -82,18 +91,25 @@ class SpeculativeStreaming(Decoder):
         "fewer-streams": (TWO_LAYERS, {"gamma": 1, "k": 3}),
         "drawn": (TWO_LAYERS, {"k": 3, "n_draft": 9, "n_keep": 5, "sample": "on"}),
     }
+    restricted: ClassVar[tuple[str, ...]] = ("best-nodes", "parent", "drawn")  # forms that draw from part of the tokens
 
     def __init__(self, target: Target, options: SSOptions, streams: Streams, advice: Advice | None = None) -> None:
         super().__init__(target, options)
         target.require_layer_access(self.name)
         self.first_msa_layer = streams.config.check_layers(target.n_layers, self.name)
         self.settings = self.resolve_options(options, streams.config, target)
+        self.vocabulary = self.vocabulary_of(options, streams, target).to(target.device)
+        self.vocabulary.require(self.settings.k, self.name)
+        self.head_rows = head_rows(self.vocabulary, (), target, self.name)
+        if self.head_rows and self.settings.prune:
+            self.vocabulary.columns  # noqa: B018 - computed now, not in a graph
         self.advice = advice or Advice()  # of the folder, for `with_options`
         self.streams = target.to_target_dtype_device(streams, self.name)
         self.gamma = self.settings.gamma
         self._last_streams = torch.empty(0)  # [gamma, h], stream states at the last accepted node, before the norm
-        self.fuses = self.settings.most_tokens() <= self.most_fused  # one LM-head matmul for main and stream rows
-        self.conditioning = StreamConditioning(target, self.streams)
+        # one LM-head matmul for main and stream rows
+        self.fuses = not self.head_rows and self.settings.most_tokens() <= self.most_fused
+        self.conditioning = StreamConditioning(target, self.streams, self.vocabulary)
         self._stream_rows: Tensor | None = None  # [m, gamma, V], stream logits of this step; None = not fused
         self._drafted = TreeTensors()
         self._next_logits: Tensor | None = None  # [gamma, V], of next_streams, unconditioned; None = not fused
@@ -110,10 +126,12 @@ class SpeculativeStreaming(Decoder):
             if rank:
                 base.require_hidden_eq_embedding(f"{cls.name}[{token}=on]")
         with torch.device("meta"):
-            cls.read_streams(folder, shape, base, checkpoint.read_shapes)
+            streams = cls.read_streams(folder, shape, base, checkpoint.read_shapes)
+        streams.frequent_tokens = read_frequent_tokens(folder, base.vocab_size)
         advice = cls.advice_of(folder, config)
         options, advised = advice.apply(options, base.device_type, without=cls.not_advised(options))
-        cls.resolve_options(cls.step_options(options), shape, base)
+        settings = cls.resolve_options(cls.step_options(options), shape, base)
+        cls.vocabulary_of(cls.step_options(options), streams, base).require(settings.k, cls.name)
         return advised_kind | advised
 
     @classmethod
@@ -124,6 +142,7 @@ class SpeculativeStreaming(Decoder):
         config, shape = cls.read_shape(folder)
         checkpoint.check_base(config, target, cls.name)
         streams = cls.read_streams(folder, shape, target, checkpoint.read_tensors)
+        streams.frequent_tokens = read_frequent_tokens(folder, target.vocab_size)
         advice = cls.advice_of(folder, config)
         options, advised = advice.apply(options, target.device_type, without=cls.not_advised(options))
         decoder = cls(cls.decoded_model(target, folder), options, streams, advice)
@@ -133,8 +152,9 @@ class SpeculativeStreaming(Decoder):
 
     @classmethod
     def not_advised(cls, options: Any) -> tuple[str, ...]:
-        """Return the options that a folder's advice does not change: with a node budget, all of them."""
-        return cls.advisable if isinstance(options, SSOptions) and options.nodes else CONDITIONING
+        """Return the options that a folder's advice does not change: with a node budget, all of the tree."""
+        of_tree = tuple(name for name in cls.advisable if name != VOCABULARY)
+        return of_tree if isinstance(options, SSOptions) and options.nodes else CONDITIONING
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
@@ -142,9 +162,13 @@ class SpeculativeStreaming(Decoder):
         model = cls.example_model(target)
 
         def build(config: StreamConfig, options: Mapping[str, Any]) -> Decoder:
-            return cls(model, cls.Options(**options), random_streams(model, config))
+            streams = with_frequent_tokens(random_streams(model, config), target.vocab_size)
+            return cls(model, cls.Options(**options), streams)
 
-        forms = {n: f for n, f in cls.forms.items() if not (f[0].main_attends_streams and any(target.windows))}
+        part = {"draft_vocab": str(target.vocab_size * 3 // 4)}
+        restricted = {f"{n}-draft-vocabulary": (cls.forms[n][0], {**cls.forms[n][1], **part}) for n in cls.restricted}
+        every = {**cls.forms, **restricted}
+        forms = {n: f for n, f in every.items() if not (f[0].main_attends_streams and any(target.windows))}
         return {name: partial(build, *form) for name, form in forms.items()}
 
     @classmethod
@@ -201,6 +225,11 @@ class SpeculativeStreaming(Decoder):
         return settings
 
     @classmethod
+    def vocabulary_of(cls, options: SSOptions, streams: Streams, base: ModelInfo) -> DraftVocabulary:
+        """Return the tokens that streams draft. Raise UserError if the option is unsupported."""
+        return draft_vocabulary(options.draft_vocab, base.vocab_size, cls.name, frequent=streams.frequent_tokens)
+
+    @classmethod
     def read_shape(cls, folder: Path) -> tuple[dict[str, Any], StreamConfig]:
         """Return config.json of a folder, and the stream config in it. Raise UserError if it describes no streams."""
         config, file = checkpoint.read_config(folder), folder / "config.json"
@@ -230,6 +259,7 @@ class SpeculativeStreaming(Decoder):
         return (
             asdict(s)
             | switches
+            | self.vocabulary.metadata()
             | {"streams": self.streams.config.as_dict(), "streams_hash": hash_weights(self.streams)}
         )
 
@@ -237,7 +267,7 @@ class SpeculativeStreaming(Decoder):
         """Return size and shape of the tree, or the length of a chain."""
         s, gammas = self.settings, range(1, self.streams.config.gamma + 1)
         if self.options.mode == "chain":
-            return {"gamma": gammas}
+            return {"gamma": gammas, **sizes_to_try(self.vocabulary, self.streams.frequent_tokens)}
         full = full_size(s.gamma, s.k)
         nodes = 1 + (min(s.n_draft, full) or full)
         space: dict[str, Sequence[Any]] = {
@@ -251,12 +281,13 @@ class SpeculativeStreaming(Decoder):
             del space["n_draft"]
         if s.prune:
             space["n_keep"] = [n for n in NODES if n < nodes]
-        return space
+        return space | sizes_to_try(self.vocabulary, self.streams.frequent_tokens)
 
     def with_options(self, options: Any) -> Self:
         options, _ = self.advice.apply(options, self.target.device_type, without=self.not_advised(options))
         other = type(self)(self.target, options, self.streams, self.advice)
-        other.conditioning = self.conditioning
+        if other.vocabulary.selected == self.vocabulary.selected:
+            other.conditioning = self.conditioning
         return other
 
     # -- rows and masks -----------------------------------------------------------------------------------------
@@ -327,28 +358,32 @@ class SpeculativeStreaming(Decoder):
         states = self._last_streams if self._next_logits is None else self._next_logits
         if s.sample and not state.sampling.greedy:
             probs = state.sampling.probs(self._stream_logits(fused, state.root, states))
-            return sampled_tree(state.root, probs, s.k, s.n_draft, state.rng)
+            return self.vocabulary.target_tree(sampled_tree(state.root, probs, s.k, s.n_draft, state.rng))
         draft = partial(self._draft, fused)
         return self._drafted.tree(self.target.run_graphed((self, fused), draft, state.root, states))
 
     def _draft(self, fused: bool, root: Tensor, states: Tensor) -> tuple[Tensor, ...]:
         """Return the tensors of the tree under the root [1]. fused, states: as of `_stream_logits`."""
-        logits, s = self._stream_logits(fused, root, states), self.settings  # [gamma, V]
+        logits, s = self._stream_logits(fused, root, states), self.settings  # [gamma, draft vocabulary]
         if self.streams.config.parent_rank:
             tree = conditioned_tree(root, logits, self.conditioning.corrections, s.k, s.n_draft)
         else:
             tree = draft_tree(root, logits, s.k, s.n_draft)
-        return self._drafted.tensors(tree)
+        return self._drafted.tensors(self.vocabulary.target_tree(tree))
 
     def _stream_logits(self, fused: bool, root: Tensor, states: Tensor) -> Tensor:
-        """Return logits [gamma, V] of the next streams, conditioned on the root [1].
+        """Return logits [gamma, draft vocabulary] of the next streams, conditioned on the root [1].
 
         states: their logits of the last pass, unconditioned, if `fused`; else stream states [gamma, h] before the norm.
         """
         if fused:
             return self.conditioning.corrected(states, root) if self.conditioning.rank else states
         final = self.target.family.norm(states)
-        return self.target.logits(self.streams.condition_on_tokens(self.target, final, root))
+        return self.lm_head(self.streams.condition_on_tokens(self.target, final, root))
+
+    def lm_head(self, states: Tensor) -> Tensor:
+        """Return draft logits [.., draft vocabulary] of final, normed states [.., h]."""
+        return self.head_rows[0](states) if self.head_rows else self.target.logits(states)
 
     def forward(self, state: DecodeState, tree: DraftTree) -> Output:
         """Run the lower layers over the tree, prune, insert streams, run the MSA layers over kept nodes and streams."""
@@ -426,8 +461,8 @@ class SpeculativeStreaming(Decoder):
         if min(s.n_keep, len(tree)) == 1:
             return tree.tokens.new_zeros(1)
         inner, parents = nodes_to_score(tree, leaves=not on_host)
-        exits = self.target.logits(self.target.family.norm(self.streams.early_exit(x[0, inner])))  # [inner, V]
-        return prune(tree, parents, exits, s.n_keep, s.threshold)
+        exits = self.lm_head(self.target.family.norm(self.streams.early_exit(x[0, inner])))  # [inner, draft vocabulary]
+        return prune(self.vocabulary.draft_columns(tree), parents, exits, s.n_keep, s.threshold)
 
     def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:
         """Keep the streams of the last accepted node, which draft the next tree."""

@@ -24,6 +24,7 @@ from specbench_ss.engine.device_map import to_device
 from specbench_ss.engine.kv_cache import BatchedKVCache
 from specbench_ss.engine.native_cpu import MOST_ROWS, NativeLayer, NativeLinear
 from specbench_ss.engine.target import Target
+from specbench_ss.methods._shared.draft_vocabulary import DraftVocabulary
 from specbench_ss.methods.ss.config import StreamConfig, StreamPosition
 
 if TYPE_CHECKING:
@@ -209,8 +210,10 @@ class Streams(nn.Module):
     """Trained parameters: P_j, f_eta, the stream adapters and o_theta.
 
     gamma*h (P_j) + 2*R_s*h*N_s (adapters) + 2*eta*h (f_eta) + 2*theta*h (pruning) parameters, and 2*rank*h each for
-    root and parent conditioning (not in the papers); each if configured.
+    root and parent conditioning (not in the papers); each if configured. frequent_tokens: as of `draft_vocabulary`.
     """
+
+    frequent_tokens: Tensor | None = None
 
     def __init__(self, config: StreamConfig, hidden: int) -> None:
         super().__init__()
@@ -430,10 +433,12 @@ class StreamConditioning:
     """Token conditioning of stream logits by roots and parents, built once for all decoders that share it.
 
     A token's features are mapped to logits by W times the map, so that streams need no second pass of the LM head.
+    vocabulary: of the logits, None = all tokens.
     """
 
-    def __init__(self, target: Target, streams: Streams) -> None:
+    def __init__(self, target: Target, streams: Streams, vocabulary: DraftVocabulary | None = None) -> None:
         self.target, self.streams = target, streams
+        self.vocabulary = vocabulary or DraftVocabulary(target.vocab_size)
         self.root_rank, parent_rank = streams.config.root_rank, streams.config.parent_rank
         self.rank = self.root_rank + parent_rank
         self.kinds = [name for name, rank in (("root", self.root_rank), ("parent", parent_rank)) if rank]
@@ -449,10 +454,11 @@ class StreamConditioning:
 
     @cached_property
     def head(self) -> PrepackedLinear:
-        """Return W times the maps, [V, rank], which projects features to logits."""
-        target = self.target
+        """Return W times the maps, [draft vocabulary, rank], which projects features to logits."""
+        target, ids = self.target, self.vocabulary.ids
         with torch.no_grad():
-            weight = target.unembed @ torch.cat([getattr(self.streams, f"{name}_up") for name in self.kinds], 1)
+            unembed = target.unembed if ids is None else target.unembed[ids]
+            weight = unembed @ torch.cat([getattr(self.streams, f"{name}_up") for name in self.kinds], 1)
             return PrepackedLinear(weight.half().float() if target.fp16_weights else weight, None, target.prepack)
 
     @cached_property
@@ -468,8 +474,9 @@ class StreamConditioning:
         return logits + (changes if gamma < 3 else torch.cat((changes[:1], changes[1:].expand(gamma - 1, -1))))
 
     def corrections(self, parents: Tensor, tokens: Tensor) -> Tensor:
-        """Return the logit corrections [m, s] by parents [m] to their children's tokens [s]."""
-        features, weight = self.table.index_select(0, parents), self.head.weight.index_select(0, tokens)
+        """Return the logit corrections [m, s] by parents [m] to their children's tokens [s], all columns of logits."""
+        features = self.table.index_select(0, self.vocabulary.token_ids(parents))
+        weight = self.head.weight.index_select(0, tokens)
         return features[:, self.root_rank :] @ weight[:, self.root_rank :].mT
 
     def prepare(self) -> None:

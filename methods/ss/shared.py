@@ -17,6 +17,7 @@ from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import MOST_LOGITS, Output, Target
 from specbench_ss.engine.tree import DraftTree
+from specbench_ss.methods._shared.drafting import VOCABULARY
 from specbench_ss.methods._shared.fine_tuned import FineTunedDecoder, check_lora, fine_tuned, merged_target
 from specbench_ss.methods.ss.config import SharedAROptions, SSOptions, StreamConfig
 from specbench_ss.methods.ss.decode import Forms, SpeculativeStreaming
@@ -38,13 +39,15 @@ class SharedStreaming(FineTunedDecoder, SpeculativeStreaming):
     mode = "shared"
     baseline_name = "ss-shared-ar"
     baseline_options = SharedAROptions
-    advisable: ClassVar[tuple[str, ...]] = ("k", "n_draft", "n_keep", "prune")  # under eq. 3 gamma is part of the model
+    # without gamma, which under eq. 3 is part of the model
+    advisable: ClassVar[tuple[str, ...]] = ("k", "n_draft", "n_keep", "prune", VOCABULARY)
     forms: ClassVar[Forms] = {
         "eq-3": (ATTENDING, {"k": 2, "n_keep": 6}),
         "tree": (SHARED, {"k": 2, "n_keep": 6}),
         "chain": (SHARED, {"mode": "chain"}),
         "eq-3-chain": (ATTENDING, {"mode": "chain", "gamma": 2}),
     }
+    restricted: ClassVar[tuple[str, ...]] = ("tree",)
 
     def search_space(self) -> Mapping[str, Sequence[Any]]:
         """Return the search space of `ss`, without gamma under eq. 3, where it is part of the model."""
@@ -108,6 +111,7 @@ class SharedAutoregressive(SharedStreaming):
     Options = SharedAROptions
     advisable = node_options = ()
     forms: ClassVar[Forms] = {"eq-3": (ATTENDING, {}), "plain": (SHARED, {})}
+    restricted = ()
     most_fused = 0  # nothing is drafted
 
     def __init__(self, target: Target, options: Any, streams: Streams, advice: Advice | None = None) -> None:

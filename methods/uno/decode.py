@@ -1,8 +1,9 @@
 """UNO: the frozen target drafts through a LoRA in rows of noise (arXiv:2609.04010), and verifies in a second pass.
 
 A draft pass has the root and random tokens behind it, causal, at successive positions. The root's row has no LoRA, so
-it is the target's own: its token is drafted from p and accepted with probability 1, up to rounding. Row i > 0 drafts
-the token at its position + 1. Keys and values of the draft pass are overwritten by the verification.
+it is the target's own: its token is drafted from p and accepted with probability 1, up to rounding, unless p is
+restricted to a draft vocabulary. Row i > 0 drafts the token at its position + 1. Keys and values of the draft pass
+are overwritten by the verification.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from specbench_ss.engine.kv_cache import row_numbers
 from specbench_ss.engine.target import AnyPass, Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.drafting import DrafterDecoder, Read
+from specbench_ss.methods._shared.draft_vocabulary import vocabulary_option, with_frequent_tokens
+from specbench_ss.methods._shared.drafting import VOCABULARY, DrafterDecoder, Read
 from specbench_ss.methods._shared.fine_tuned import without_weights
 from specbench_ss.methods._shared.heads import best_marginal_nodes
 from specbench_ss.methods._shared.tree_growth import draw
@@ -63,6 +65,7 @@ class UNOOptions(Bounded):
         0, f"Maximum number of drafted nodes per step. 0: all of a chain, {TREE_NODES} of a tree."
     )
     k: Annotated[int, Ge(1), Le(64)] = option(8, "With mode=tree: number of candidates of each row.")
+    draft_vocab: str = vocabulary_option()
 
 
 class UNO(DrafterDecoder):
@@ -73,6 +76,7 @@ class UNO(DrafterDecoder):
     paper = "Sahoo et al. 2026, arXiv:2609.04010"
     Options = UNOOptions
     node_options = ("nodes", "block")
+    advisable = (VOCABULARY,)
     drafter: RowLora
 
     def __init__(
@@ -132,16 +136,19 @@ class UNO(DrafterDecoder):
 
         def build(**options: Any) -> UNO:
             generator = torch.Generator().manual_seed(5)
-            lora = new_lora(target, 3, 2.0)
+            lora = with_frequent_tokens(new_lora(target, 3, 2.0), target.vocab_size)
             for p in lora.parameters():
                 p.data = 0.1 * torch.randn(p.shape, generator=generator)
             return cls(target, UNOOptions(**options), lora)
 
+        part = str(target.vocab_size * 3 // 4)
         return {
             "chain": partial(build, block=4),
             "long": partial(build, block=7),
             "one": partial(build, block=1),
             "tree": partial(build, block=4, mode="tree", nodes=9, k=3),
+            "draft vocabulary": partial(build, block=4, draft_vocab=part),
+            "draft vocabulary, tree": partial(build, block=3, mode="tree", nodes=6, k=3, draft_vocab=part),
         }
 
     def metadata(self) -> dict[str, Any]:
@@ -149,11 +156,12 @@ class UNO(DrafterDecoder):
             {"mode": "tree", "nodes": self.tree_nodes, "k": self.options.k} if self.tree_nodes else {"mode": "chain"}
         )
         lora = {"rank": self.drafter.rank, "drafter_hash": hash_tensors(self.drafter.state_dict())}
-        return {"block": self.size, **shape, **lora}
+        return {"block": self.size, **shape, **lora, **self.vocabulary.metadata()}
 
     def search_space(self) -> Mapping[str, Sequence[Any]]:
         trained = self.config.get("block", MOST_BLOCK)
-        return {"block": [block for block in BLOCKS if block <= trained]}
+        blocks = [block for block in BLOCKS if block <= trained]
+        return {"block": blocks, **self.vocabulary_sizes()}
 
     def drafter_weights(self) -> Iterable[Tensor]:
         """Return the weights of a draft pass: the target's and the LoRA's."""
@@ -172,8 +180,12 @@ class UNO(DrafterDecoder):
         draft = partial(self._draft_pass, n)
         (logits,) = self.target.run_pass((self, n), draft, state.cache, (state.root,), (), n, past + n - 1, n)
         state.num_draft_forwards += 1
+        return self.vocabulary.target_tree(self._draft(state, logits))
+
+    def _draft(self, state: DecodeState, logits: Tensor) -> DraftTree:
+        """Return a chain or a tree, in columns of logits [n, draft vocabulary]."""
         q = None if state.sampling.greedy else state.sampling.probs(logits)
-        if self.tree_nodes and n > 1:
+        if self.tree_nodes and len(logits) > 1:
             scores = logits if q is None else q.log()
             ids, topology = best_marginal_nodes(scores, self.options.k, self.tree_nodes, "uno", certain_first=True)
             if q is None:
@@ -185,7 +197,7 @@ class UNO(DrafterDecoder):
         return DraftTree.chain(state.root, draw(q, state.rng)[:, 0], q)
 
     def _draft_pass(self, n: int, current: AnyPass, root: Tensor) -> tuple[Tensor]:
-        """Return logits [n, V] of the root's row and of n - 1 rows of noise."""
+        """Return logits [n, draft vocabulary] of the root's row and of n - 1 rows of noise."""
         positions = current.positions(row_numbers(root.device, 0, n))
         noise = noise_tokens(self.noise, positions[0, :1], root)[0]
         x = self.target.embed(torch.cat((root, noise))[None, :n], positions)
@@ -193,4 +205,4 @@ class UNO(DrafterDecoder):
         masks = {window: self.target.windowed(mask, window, n, cache, 0) for window in self.windows}
         for block in self.blocks:
             x = block(x, cache, masks[block.window], rotary)
-        return (self.target.logits(self.target.family.norm(x))[0],)
+        return (self.lm_head(self.target.family.norm(x))[0],)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -226,6 +227,13 @@ class Target(ModelInfo):
         other.processors, other.settings_not_applied = self.processors, self.settings_not_applied
         self.derived.add(other)
         other.inherit_cuda_graphs(self)
+        return other
+
+    def with_head(self, head: Callable[[Tensor], Tensor]) -> Target:
+        """Return a target on the same weights with another LM head for inference: states [.., h] -> logits [.., n]."""
+        other = copy.copy(self)
+        other._head, other._cache, other.derived = head, None, WeakSet()
+        other.graphs = None if self.graphs is None else self.graphs.of_another()
         return other
 
     def inherit_cuda_graphs(self, base: Target) -> None:

@@ -61,6 +61,9 @@ class Counts:
         return ", ".join([*parts, *(f"{count} {text}" for text, count in other.items() if count)])
 
 
+COUNTED_ROWS = 1 << 12  # whose tokens are counted at a time
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingRows:
     """R rows of L tokens with several whole conversations ("documents") each, padded at the end; may be memory-mapped.
@@ -80,6 +83,14 @@ class TrainingRows:
     def __len__(self) -> int:
         """Return the number of rows, R."""
         return len(self.ids)
+
+    def completion_counts(self, vocab: int) -> NDArray[np.int64]:
+        """Return how often each of `vocab` tokens occurs in completions, [vocab]."""
+        counts = np.zeros(vocab, np.int64)
+        for start in range(0, len(self.ids), COUNTED_ROWS):  # rows may be larger than memory
+            rows = slice(start, start + COUNTED_ROWS)
+            counts += np.bincount(self.ids[rows][self.mask[rows]], minlength=vocab)
+        return counts
 
 
 def positions(documents: NDArray[np.int32]) -> NDArray[np.int64]:

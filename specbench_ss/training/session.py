@@ -8,7 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +19,7 @@ from specbench_ss import registry
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.models.devices import check_one_device, resolve_device, resolve_dtype
+from specbench_ss.models.frequent_tokens import write_frequent_tokens
 from specbench_ss.models.load import check_template, load_target
 from specbench_ss.models.resolve import check_model
 from specbench_ss.options import Bounded, MethodSpec, option, option_values, parse_options, split_methods, value_text
@@ -36,6 +37,7 @@ from specbench_ss.training.trainer import DrafterTrainer, TrainConfig, Trainer, 
 MAX_WARMUP = 50
 EVERY = 20  # steps between progress lines
 ACCURACY_BATCHES = 8
+DRAFT_VOCAB = "draft_vocab"  # option of methods that read frequent tokens from the drafter's folder
 
 
 def mean_accuracies(
@@ -221,6 +223,8 @@ def _finish(
         },
     }  # fmt: skip
     trainer.save(folder, about)
+    if any(f.name == DRAFT_VOCAB for f in fields(registry.method_class(trainer.method).Options)):
+        write_frequent_tokens(folder, text.train.completion_counts(target.vocab_size))
     write_card(trainer, config, loop, text, folder)
     print(f"written: {folder}")
     if config.push_to_hub:

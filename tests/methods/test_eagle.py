@@ -18,6 +18,7 @@ from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.draft_vocabulary import DraftVocabulary
 from specbench_ss.methods._shared.drafter_network import Rotary, published_levels
 from specbench_ss.methods._shared.speculators import LAYER_IDS
 from specbench_ss.methods._shared.tree_growth import best, grow
@@ -277,8 +278,8 @@ class Oracle:
         distance, nearest = torch.cdist(state, self.features[:-2]).min(-1)
         return self.logits_of[nearest + 1] * (distance < 1e-3)[..., None]
 
-    def target_probs(self, q: Tensor, vocab: int) -> Tensor:
-        return q
+    def vocabulary(self, vocab: int) -> DraftVocabulary:
+        return DraftVocabulary(vocab)
 
 
 @pytest.mark.parametrize("true", [(1, 3, 4), (2, 4, 5)])
@@ -463,7 +464,7 @@ def test_trees_that_cannot_be_are_one_line(tmp_path: Path) -> None:
     )
     assert Eagle.load(target, EagleOptions(weights=weights, tree=str(tree))).tree.depth == 3
     tree.write_text("[[0], [70]]")
-    refused(Eagle, EagleOptions(weights=weights, tree=str(tree)), target, "71 candidates, the vocabulary has 61")
+    refused(Eagle, EagleOptions(weights=weights, tree=str(tree)), target, "71 candidates, the draft vocabulary has 61")
     for bad in ({"depth": -2}, {"total_tokens": 1}, {"top_k": 1000}, {"depth": 1000}):
         with pytest.raises(UserError, match=f"eagle3: {next(iter(bad))}"):
             Eagle3Options(**bad)

@@ -229,7 +229,7 @@ def test_the_draft_vocabulary_is_what_answers_state_most(tmp_path: Path) -> None
     batch = batch_of(ids, torch.tensor([[0]]))
     batch.labels[:, 8:] = -100  # what is no answer does not count: 30 once as 50 three times, 4 twice, 9 once
     trainee.scan([batch, batch])
-    words = trainee.module.token_ids(torch.arange(3)).tolist()
+    words = trainee.module.vocabulary(target.vocab_size).token_ids(torch.arange(3)).tolist()
     assert words == [4, 30, 50]
     assert trainee.module.t2d.nonzero()[:, 0].tolist() == words
     assert torch.equal(trainee.module.lm_head.weight, target.unembed[words])
@@ -249,7 +249,7 @@ def test_the_loss_of_eagle_3_is_the_cross_entropy_over_its_words() -> None:
     batch = batch_of(ids, torch.tensor([[0, 4, 10], [2, 3, 9]]))
     states = states_of(target, trainee, batch)
     loss, right = trainee.loss(states, batch)
-    words = trainee.module.token_ids(torch.arange(30))
+    words = trainee.module.vocabulary(target.vocab_size).token_ids(torch.arange(30))
     total, hits = 0.0, []
     for j, state in enumerate(trainee.unrolled(trainee.features(states), batch, LEVELS)):
         terms, good = [], []

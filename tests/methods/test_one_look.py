@@ -46,6 +46,7 @@ LOOKS = {  # method, shape -> where, and why
     ("dspark", "top-1"): "a threshold ends the chain",
     ("dspark", "measured"): "the confidence says how many tokens are verified",
     ("uno", "tree"): "the best nodes of all rows are chosen on the host",
+    ("uno", "draft vocabulary, tree"): "the best nodes of all rows are chosen on the host",
 }
 VARY = {  # methods that draft as much as they find, or as pays
     "pld", "suffix", "rest", "lookahead", "recycling", "space", "sd",

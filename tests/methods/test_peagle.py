@@ -126,7 +126,7 @@ def test_drafts_are_what_the_description_states(name: str, tmp_path: Path) -> No
     answer = generate(decoder, PROMPTS[2], StopParams(12), SamplingParams()).tokens
     assert answer == generate(Autoregressive(target), PROMPTS[2], StopParams(12), SamplingParams()).tokens
     words = weights["d2t"] + torch.arange(WORDS) if "d2t" in weights else torch.arange(V)
-    assert decoder.drafter.token_ids(torch.arange(len(words))).tolist() == words.tolist()
+    assert decoder.vocabulary.token_ids(torch.arange(len(words))).tolist() == words.tolist()
     for ids, logits in (decoder.seen[0], decoder.seen[-1]):
         hidden = model(torch.tensor([ids[:-1]]), output_hidden_states=True).hidden_states
         features = torch.cat([hidden[i][0] for i in IDS], -1)

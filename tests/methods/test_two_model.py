@@ -16,6 +16,7 @@ from specbench_ss.engine.decoder import DecodeState
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
+from specbench_ss.methods._shared.draft_vocabulary import DraftVocabulary
 from specbench_ss.methods._shared.tree_growth import draw
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.sd.decode import TwoModel, TwoModelOptions, draft_chain, random_draft
@@ -76,7 +77,7 @@ def test_the_drafts_cache_is_that_of_a_fresh_pass(target: Target, form: Any) -> 
 
 def test_levels_of_a_tree_are_passes_over_their_paths(target: Target) -> None:
     """Two children of the last token, each with a child; a prompt that is longer than a sliding window."""
-    draft, prompt = Draft(target, target.vocab_size), PROMPTS[0]
+    draft, prompt = Draft(target, DraftVocabulary(target.vocab_size)), PROMPTS[0]
     draft.reset(40)
     with torch.inference_mode():
         draft.feed(torch.tensor(prompt))
@@ -185,7 +186,7 @@ def test_a_chain_of_fixed_length_never_waits_for_the_device(
 def test_embeddings_of_another_width(width: int, llama: Target) -> None:
     """Padded to more, or to fewer than the target's, which then has ids that the draft does not have."""
     draft = Target(tiny_model("qwen2", seed=3, vocab=width))
-    fed = Draft(draft, 61)
+    fed = Draft(draft, DraftVocabulary(61))
     fed.reset(8)
     with torch.inference_mode():
         logits = fed.feed(torch.tensor([3, 60]))

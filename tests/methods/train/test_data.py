@@ -302,3 +302,9 @@ def test_dialogsum_and_mt_bench_as_they_are(tmp_path: Path) -> None:
     assert text.train.counts.documents + text.validation.counts.documents == 500
     with pytest.raises(UserError, match=r"question\.jsonl:1: 'turns' has no answers"):
         load_rows(public("mt_bench/question.jsonl"), tokenizer, 2048, **how)
+
+
+def test_tokens_of_completions_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "COUNTED_ROWS", 2)
+    ids, mask = np.array([[1, 2, 2], [2, 4, 0], [4, 4, 4]], np.int32), np.array([[0, 1, 1], [1, 1, 0], [0, 0, 1]], bool)
+    assert TrainingRows(ids, mask, np.zeros_like(ids)).completion_counts(6).tolist() == [0, 0, 3, 0, 2, 0]

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from specbench_ss.cli.main import main
 from specbench_ss.engine.decoder import Decoder
@@ -21,6 +23,7 @@ from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.block_drafters.decode import DFlash, DFlashOptions, PEagle, PEagleOptions
 from specbench_ss.methods.eagle.decode import DynamicOptions, Eagle, Eagle2, Eagle3, Eagle3Options, EagleOptions
 from specbench_ss.methods.medusa.decode import Medusa, MedusaOptions
+from specbench_ss.methods.sd.decode import TwoModel, TwoModelOptions
 from specbench_ss.methods.ss.config import SharedAROptions, SSOptions
 from specbench_ss.methods.ss.decode import SpeculativeStreaming
 from specbench_ss.methods.ss.shared import SharedAutoregressive, SharedStreaming
@@ -172,7 +175,14 @@ def test_heads_have_a_tree_of_their_own_and_decode(models: dict[str, Path], chat
     assert [len(row) for row in config["accuracies"]] == [10, 10, 10]
     assert config["accuracies_of"] == "validation text"
     target = load_target(str(models["qwen2"]), device="cpu")
-    assert answer(Medusa.load(target, MedusaOptions(weights=str(out)))) == answer(Autoregressive(target))
+    reference = answer(Autoregressive(target))
+    assert answer(Medusa.load(target, MedusaOptions(weights=str(out)))) == reference
+    part = Medusa.load(target, MedusaOptions(weights=str(out), nodes=4, draft_vocab="20"))
+    assert answer(part) == reference and part.vocabulary.ids is not None
+    counts = load_rows(chats, target.tokenizer, 96, eval_fraction=0.2).train.completion_counts(target.vocab_size)
+    listed = load_file(out / "draft_vocab.safetensors")["token_ids"].tolist()
+    assert part.vocabulary.ids.tolist()[: len(listed)] == listed[:20]
+    assert (np.diff(counts[listed]) <= 0).all() and sum(counts[listed]) == sum(counts) > 0 == min(counts)
 
 
 @pytest.mark.parametrize("layout", ["eagle3", "speculators"])
@@ -211,6 +221,8 @@ def test_a_draft_is_a_model_of_the_same_tokens(way: str, models: dict[str, Path]
     assert draft.tokenizer.get_vocab() == base.tokenizer.get_vocab()
     assert (draft.vocab_size, draft.n_layers, draft.hidden_size) == (base.vocab_size, 1, 32)
     assert len(answer(Autoregressive(draft))) == 24
+    decoder = TwoModel.load(base, TwoModelOptions(weights=str(out), draft_vocab="20"))
+    assert decoder.draft.vocabulary.size == 20 and answer(decoder) == answer(Autoregressive(base))
 
 
 def test_regenerated_responses_are_what_the_base_states(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
