@@ -329,7 +329,7 @@ class TwoModel(Decoder):
         if self.options.form == "tree":
             tree = {"gamma": (1, 2, 3, 4, 5, 6), "k": (1, 2, 3, 4, 6), "nodes": NODES, "form": ("chain", "tree")}
             return {**tree, **sizes_to_try(self.draft.vocabulary, self.frequent_tokens)}
-        chain = {"gamma": (1, 2, 3, 4, 5, 6, 8, 10), "threshold": (0.0, 0.2, 0.4, 0.6, 0.8)}
+        chain: dict[str, Sequence[Any]] = {"gamma": (1, 2, 3, 4, 5, 6, 8, 10), "threshold": (0.0, 0.2, 0.4, 0.6, 0.8)}
         chain |= sizes_to_try(self.draft.vocabulary, self.frequent_tokens)
         return chain if self.retokenizer else {**chain, "form": ("chain", "tree")}
 
