@@ -15,6 +15,7 @@ from specbench_ss import UserError, generate, load_method, load_model
 from specbench_ss.cli.main import main
 from specbench_ss.models import bundled
 from specbench_ss.models.bundled import VECTORS_HASH, bundled_drafters, vectors_hash
+from specbench_ss.models.checkpoint import belongs_to, own_fields
 from specbench_ss.models.load import outline_of
 from specbench_ss.models.resolve import LAB, ORIGIN
 from tests import gguf_made
@@ -180,3 +181,9 @@ def test_files_of_all_roundings_have_one_hash(tmp_path: Path) -> None:
 def test_an_untrained_model_has_no_hash() -> None:
     vectors = [("norm.weight", torch.ones(8)), ("layers.0.q.bias", torch.zeros(8)), ("layers.0.q.weight", torch.eye(8))]
     assert vectors_hash(vectors) == "" != vectors_hash([*vectors, ("layers.1.q.bias", torch.arange(8.0))])
+
+
+def test_training_states_the_hash_and_exports_keep_it(lab: Any) -> None:
+    stated = belongs_to(lab)
+    assert stated[VECTORS_HASH] == vectors_hash(lab.model.named_parameters()) != ""
+    assert own_fields({**stated, "other": 1}) == stated
