@@ -47,7 +47,7 @@ def load_model(
 ) -> Target:
     """Return a target: a causal language model with its tokenizer, ready for decoding methods.
 
-    model: `lab`, which is part of the package, `smollm2`, once it is fetched, a folder, a GGUF file, or a hub id.
+    model: `lab`, which is part of the package, the name of a fetched model, a folder, a GGUF file, or a hub id.
     dtype: float32, bfloat16, float16, float16-weights (rounded weights, float32 arithmetic, on CPUs), or auto:
     bfloat16 on a GPU, on a CPU the fastest one as measured. device: auto, cpu, cuda or cuda:N, or several GPUs that
     layers are divided over: cuda:0,cuda:1 or cuda:all. engine: eager, graph, which replays steps by CUDA

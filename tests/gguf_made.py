@@ -51,6 +51,8 @@ def tiny(kind: str, words: int) -> Any:
     for p in model.parameters():
         if p.ndim > 1:
             torch.nn.init.normal_(p, std=0.15)
+        else:  # norms and biases as after training, which a file in fewer bits stores unrounded
+            p.data.add_(torch.randn_like(p) / 10).copy_(p.data.bfloat16())
     return model.eval()
 
 

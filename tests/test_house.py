@@ -13,7 +13,7 @@ import networkx
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MOST_BYTES = 60 << 20  # of tracked files: machines with a GPU are sent 64 MiB, wheels and results among them
+MOST_BYTES = 62 << 20  # of tracked files: machines with a GPU are sent 64 MiB, wheels and results among them
 OUTSIDE = ("methods", "suites", "reports")  # linked into the package as specbench_ss.methods, .suites, .reports
 WINGS: dict[str, set[str]] = {  # wing -> the wings that it may import from, in addition modules of specbench_ss/ itself
     "engine": set(),

@@ -166,11 +166,11 @@ class DrafterDecoder(Decoder):
         model = cls.drafted_model(target, path)
         drafter, config = cls.read(options, path, model, checkpoint.read_tensors)
         drafter.frequent_tokens = read_frequent_tokens(path, model.vocab_size)
-        checkpoint.check_base(config, target, cls.name)
+        rounding = checkpoint.check_base(config, target, cls.name)
         options, advised = cls.advised_by(options, config, target, path)
         differences = cls.compare_with_target(config, path, model)
         decoder = cls.build(model, options, drafter, config, path)
-        decoder.advised, decoder.load_warnings = advised, (*differences, *decoder.load_warnings)
+        decoder.advised, decoder.load_warnings = advised, (*rounding, *differences, *decoder.load_warnings)
         return decoder
 
     def with_options(self, options: Any) -> Self:

@@ -140,12 +140,13 @@ class SpeculativeStreaming(Decoder):
         options, advised_kind = cls.with_advised_conditioning(options, target)
         folder = checkpoint.drafter_folder(options.weights, cls.name, target, cls.bundled_folder_of(options))
         config, shape = cls.read_shape(folder)
-        checkpoint.check_base(config, target, cls.name)
+        warned = checkpoint.check_base(config, target, cls.name)
         streams = cls.read_streams(folder, shape, target, checkpoint.read_tensors)
         streams.frequent_tokens = read_frequent_tokens(folder, target.vocab_size)
         advice = cls.advice_of(folder, config)
         options, advised = advice.apply(options, target.device_type, without=cls.not_advised(options))
         decoder = cls(cls.decoded_model(target, folder), options, streams, advice)
+        decoder.load_warnings = warned
         decoder.training_info, decoder.advised = checkpoint.read_training_info(config), advised_kind | advised
         decoder.conditioning.prepare()
         return decoder

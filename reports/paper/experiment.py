@@ -16,7 +16,8 @@ import torch
 from specbench_ss import registry
 from specbench_ss.bench.build_config import method_specs
 from specbench_ss.errors import UserError
-from specbench_ss.models.resolve import bundled_drafters, is_lab
+from specbench_ss.models.bundled import bundled_drafters
+from specbench_ss.models.resolve import is_lab
 from specbench_ss.options import REFERENCE, MethodSpec
 from specbench_ss.reports.paper.meta_drafters import MODELS, at_hand
 from specbench_ss.results.analysis import Results

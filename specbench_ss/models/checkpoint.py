@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -26,6 +27,8 @@ from specbench_ss import user_files
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, did_you_mean, first_line
+from specbench_ss.models.bundled import VECTORS_HASH, vectors_hash
+from specbench_ss.models.catalog import HUB
 from specbench_ss.models.resolve import INDEXES, WHOLE, check_reachable, weight_files
 from specbench_ss.options import option_values, parse_options, value_text
 from specbench_ss.storage import ordinary_mode, write_text
@@ -57,7 +60,6 @@ class TrainingInfo(Struct):
 
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-HUB = "https://huggingface.co/"
 HUB_FILES = ["*.json", "*.safetensors", "*.pt", "*.bin"]
 HEADER_ONLY = "header_only"  # metadata key of a safetensors file without values
 
@@ -279,20 +281,30 @@ def read_training_info(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def belongs_to(target: Target) -> dict[str, str]:
     """Return the identity of the base for a drafter's config; `check_base` compares it."""
-    return {"base_hash": target.weights_hash, "base_dtype": str(target.dtype)}
+    hashes = {"base_hash": target.weights_hash, VECTORS_HASH: vectors_hash(target.model.named_parameters())}
+    return {**hashes, "base_dtype": str(target.dtype)}
 
 
-def check_base(config: dict[str, Any], target: Target, what: str, kind: str = "base") -> None:
-    """Raise UserError if the drafter was trained for another base, by the hash in its config.
+OTHER_ROUNDING = (
+    "weights differ from those that the drafters were trained for: by rounding, or by a fine-tune that keeps biases "
+    "and final norm; drafts may be accepted less often"
+)
 
-    kind: role of the target, for the message.
+
+def check_base(config: dict[str, Any], target: Target, what: str, kind: str = "base") -> tuple[str, ...]:
+    """Compare the target with the base in the drafter's config.
+
+    kind: role of the target, for the message. Returns the warnings that were given, at most one: the hashes of the
+    weights differ, and those of biases and final norm are equal. Raises UserError for another base.
     """
-    trained_for = config.get("base_hash")
+    trained_for, vectors = config.get("base_hash"), config.get(VECTORS_HASH)
     comparable = config.get("base_dtype") in (None, str(target.dtype))  # rounding changes the hash
-    if comparable and trained_for and target.weights_hash and trained_for != target.weights_hash:
-        raise UserError(
-            f"{what} was trained for another {kind} (hash {trained_for}, this one is {target.weights_hash})"
-        )
+    if not comparable or not trained_for or not target.weights_hash or trained_for == target.weights_hash:
+        return ()
+    if vectors and vectors == vectors_hash(target.model.named_parameters()):
+        warnings.warn(OTHER_ROUNDING, stacklevel=1)  # this line: one warning for all drafters
+        return (OTHER_ROUNDING,)
+    raise UserError(f"{what} was trained for another {kind} (hash {trained_for}, this one is {target.weights_hash})")
 
 
 def public_name(base: ModelInfo) -> str:
@@ -391,7 +403,9 @@ def _settings(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value_text(value)}" for name, value in values.items())
 
 
-OWN_FIELDS = ("base", "base_hash", "base_dtype", "trained", "accuracies", "accuracies_of", "nodes", KEY)
+OWN_FIELDS = (
+    "base", "base_hash", VECTORS_HASH, "base_dtype", "trained", "accuracies", "accuracies_of", "nodes", KEY,
+)  # fmt: skip
 
 
 def own_fields(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -187,6 +187,14 @@ def dequantize(data: Any, kind: Any) -> Any:
     return weights.view(*data.shape[:-1], -1).numpy()
 
 
+def gguf_vectors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield name and float32 values of every tensor of one dimension. Raises UserError as `gguf_facts` does."""
+    gguf_facts(path)
+    for tensor in _read(*_state(path)).tensors:
+        if len(tensor.shape) == 1:
+            yield tensor.name, torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type)))
+
+
 def require_gguf(what: str) -> Any:
     """Return the package gguf. Raises UserError if it is not installed."""
     try:

@@ -27,6 +27,7 @@ from specbench_ss.engine.engines import check_engine, use_engine
 from specbench_ss.engine.numerics import HALF_WEIGHTS
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, did_you_mean, error_text, first_line
+from specbench_ss.models.bundled import bundled_drafters
 from specbench_ss.models.cpu_dtype import chosen_dtype
 from specbench_ss.models.devices import check_divided, device_map, resolve_device, resolve_dtype, without_hooks
 from specbench_ss.models.gguf import (
@@ -38,7 +39,6 @@ from specbench_ss.models.gguf import (
 )
 from specbench_ss.models.quantize import check_quantize, quantise
 from specbench_ss.models.resolve import (
-    bundled_drafters,
     check_files,
     check_model,
     check_reachable,

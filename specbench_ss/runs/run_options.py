@@ -141,8 +141,8 @@ class RunOptions(CommandOptions):
     )
     model: str = _what(
         "lab",
-        "Target model: lab (it comes with ssbench), smollm2 (after `ssbench models fetch smollm2`), the folder or hub "
-        "id of a Hugging Face causal language model, or a GGUF file.",
+        "Target model: lab (it comes with ssbench), a model of `ssbench models fetch`, the folder or hub id of a "
+        "Hugging Face causal language model, or a GGUF file.",
         modes=MODEL_MODES,
     )
     tasks: str | None = _what(None, "Use only the questions of these tasks of the suite.", metavar="A,B", as_text=True)

@@ -18,6 +18,7 @@ import torch
 from specbench_ss import registry
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, os_reason
+from specbench_ss.models.checkpoint import belongs_to
 from specbench_ss.models.devices import check_one_device, resolve_device, resolve_dtype
 from specbench_ss.models.frequent_tokens import write_frequent_tokens
 from specbench_ss.models.load import check_template, load_target
@@ -213,8 +214,8 @@ def _finish(
     about = {
         **measured,
         "base": base_name(target),
-        "base_hash": target.weights_hash,
-        "base_dtype": "nf4" if config.load_in_4bit else str(target.dtype),
+        **belongs_to(target),
+        **({"base_dtype": "nf4"} if config.load_in_4bit else {}),
         "trained": {
             "steps": loop.total, **loop.trained_on(trainer), "lr": trainer.lr,
             "anchors": config.anchors, "parameters": trainer.n_learning,

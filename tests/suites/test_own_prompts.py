@@ -15,7 +15,8 @@ from specbench_ss.cli.main import main
 from specbench_ss.conversations import read_conversation
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.errors import UserError
-from specbench_ss.models.resolve import LAB, packaged_model
+from specbench_ss.models.catalog import fetchable_model
+from specbench_ss.models.resolve import LAB
 from specbench_ss.prompt_files import read_rows
 from specbench_ss.runs.run_dir import read_run
 from specbench_ss.suite import Message, SuiteData, SuiteRequest
@@ -108,7 +109,7 @@ def test_turns_are_answered_in_order(tmp_path: Path) -> None:
 
 
 def test_a_given_system_message_replaces_the_models_own(tmp_path: Path) -> None:
-    model = packaged_model("smollm2")
+    model = fetchable_model("smollm2")
     if not model.fetched:
         pytest.skip("the model was not fetched: ssbench models fetch smollm2")
     real = outline(model.folder)
