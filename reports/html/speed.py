@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -47,10 +47,14 @@ def fields(row: SummaryRow, names: Sequence[str]) -> list[float | str | None]:
     return [frames.summary_value(row, name) for name in names]
 
 
-def scored_by(questions: Sequence[Question]) -> str:
-    """Return the metric of each task: 'Quality is bleu for translation; no score for writing'."""
+def scored_by(questions: Sequence[Question], scored: Collection[str]) -> str:
+    """Return the metric of each task: 'Quality is bleu for translation; no score for writing'.
+
+    scored: the tasks whose outputs have a score; code, for one, has none if it was not executed.
+    """
     by_metric: dict[str, list[str]] = {}
     for task, metric in dict.fromkeys((question.category, question.metric or "") for question in questions):
+        metric = metric if task in scored else ""
         by_metric.setdefault(metric, []).append(title(task))
     without = by_metric.pop("", [])
     parts = [f"{metric} for {_listed(tasks)}" for metric, tasks in by_metric.items()]
@@ -92,7 +96,8 @@ def everything(view: View) -> Table:
         Column("output", lambda row: ranking.output(row, config), against, numeric=False),
         Column("n", _n, N, fields=COUNTS),
     ]
-    notes = [*ranking.notes(view.results.rows, config), *filter(None, [scored_by(view.run.questions)])]
+    scored = {sample.category for sample in view.run.rows if sample.quality is not None}
+    notes = [*ranking.notes(view.results.rows, config), *filter(None, [scored_by(view.run.questions, scored)])]
     return Table.of("everything", columns, rows, notes=notes)
 
 

@@ -119,9 +119,10 @@ def test_the_measure_of_quality_of_each_task_is_named() -> None:
         Question("5", "qa", ("b",)),
     ]
     text = "Quality is bleu for translation, numeric for math reasoning; no score for writing and qa"
-    assert speed.scored_by(asked) == text
-    assert speed.scored_by(asked[2:3]) == "No score for writing"
-    assert speed.scored_by([]) == ""
+    assert speed.scored_by(asked, {"translation", "math_reasoning"}) == text
+    assert speed.scored_by(asked[2:3], {"qa"}) == "No score for writing"
+    assert speed.scored_by(asked[:1], set()) == "No score for translation"
+    assert speed.scored_by([], set()) == ""
 
 
 def test_the_places_that_a_method_may_have_stand_below_its_place(make_run: MakeRun) -> None:
