@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
@@ -99,7 +100,11 @@ def from_hub(source: SourceFile, log: Log) -> Path:
             start = out.tell()
             there = f", of which {start / 1e6:,.1f} MB are there" if start else ""
             log(f"downloading {source.name} ({source.size / 1e6:,.1f} MB{there}) from {constants.ENDPOINT}")
-            options = {"resume_size": start, "expected_size": source.size, "displayed_filename": source.name}
+            options: dict[str, Any] = {
+                "resume_size": start,
+                "expected_size": source.size,
+                "displayed_filename": source.name,
+            }
             http_get(url, out, headers=build_hf_headers(), **options)
     except Exception as error:  # of the hub, the network and the disk
         if disk_error(error):
