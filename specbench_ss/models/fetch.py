@@ -21,7 +21,7 @@ import torch
 from filelock import FileLock, Timeout
 from huggingface_hub import constants, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.file_download import http_get
-from huggingface_hub.utils import build_hf_headers, logging
+from huggingface_hub.utils import build_hf_headers, logging  # type: ignore[attr-defined]
 from safetensors import SafetensorError
 
 from specbench_ss.errors import UserError, first_line, os_reason
@@ -94,7 +94,7 @@ def from_hub(source: SourceFile, log: Log) -> Path:
         log(f"{source.name} is in the Hugging Face cache")
         return Path(cached)
     part, url = partial_file(source), hf_hub_url(source.project, source.name, revision=source.version)
-    logging.set_verbosity_error()  # retries are shown by the progress bar
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # retries are shown by the progress bar
     try:
         with part.open("ab") as out:
             start = out.tell()
