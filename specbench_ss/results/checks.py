@@ -19,7 +19,7 @@ from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, paire
 from specbench_ss.results.text import format_number, format_speedup, interval, pluralize
 from specbench_ss.runs.environment import between_sessions, is_of_times
 from specbench_ss.runs.records import Run, SampleRecord
-from specbench_ss.stats import FEWEST, Comparison, compare
+from specbench_ss.stats.intervals import FEWEST, Comparison, compare
 
 OF_METHOD = 0.1  # share of noisy samples from which a method is marked
 

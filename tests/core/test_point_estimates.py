@@ -30,7 +30,9 @@ def estimates(make_run: MakeRun) -> dict[str, Any]:
     """Return all point estimates of a run with turns, repeats, failures and another model, and of one with levels."""
     references = {"ss-shared": "ss-shared-ar"}
     run, other = (
-        read_run(make_run(labels=LABELS, questions=3, turns=2, repeats=2, seed=s, failing=("medusa",), references=references))
+        read_run(
+            make_run(labels=LABELS, questions=3, turns=2, repeats=2, seed=s, failing=("medusa",), references=references)
+        )
         for s in (0, 1)
     )
     a, b = analyse(run), analyse(other)
@@ -41,10 +43,14 @@ def estimates(make_run: MakeRun) -> dict[str, Any]:
         if row.task in TASKS
     ]
     found = {
-        "summary": [points(asdict(row)) | {"decode_speedup": row.decode_speedup} for row in a.rows if row.task in TASKS],
+        "summary": [
+            points(asdict(row)) | {"decode_speedup": row.decode_speedup} for row in a.rows if row.task in TASKS
+        ],
         "compare": changes,
         "levels": [points(asdict(row)) for row in concurrency_rows(loaded)],
-        "parity": [[one.method, one.tau, one.counts()] for one in compare_pairs(run, other, [("ss", "ss"), ("medusa", "ss")])],
+        "parity": [
+            [one.method, one.tau, one.counts()] for one in compare_pairs(run, other, [("ss", "ss"), ("medusa", "ss")])
+        ],
         "groups": [speedup_of(run, label, ("qa", "writing")) for label in LABELS],
         "machine": [points(asdict(row)) for row in a.machine_rows],
         "waterfalls": {label: asdict(one) for label, one in waterfalls(a.pairs).items()},
