@@ -80,12 +80,12 @@ def simulate(sizes: tuple[int, ...], noise: Noise, runs: int, rng: np.random.Gen
     work = np.exp(task_length[:, task] + 0.5 * rng.normal(size=shape))
     faster = task_speed[:, task] + noise.questions * rng.normal(size=shape)
 
-    def disturbed(spikes: float) -> Floats:
+    def noise_of(spikes: float) -> Floats:
         spike = (rng.random(shape) < spikes) * rng.exponential(size=shape)
         return np.asarray(np.exp(noise.time * rng.normal(size=shape)) * (1 + spike))
 
-    baseline = work * disturbed(0.0 if noise.one_sided else noise.spikes)
-    method = work * np.exp(-faster) * disturbed(noise.spikes)
+    baseline = work * noise_of(0.0 if noise.one_sided else noise.spikes)
+    method = work * np.exp(-faster) * noise_of(noise.spikes)
     expected = np.exp(task_length) * np.array(sizes)
     slower = np.exp(-task_speed + noise.questions**2 / 2) * (1 + noise.spikes * noise.one_sided)
     truth = np.log(expected.sum(1) / (expected * slower).sum(1))

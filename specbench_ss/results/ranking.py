@@ -262,7 +262,7 @@ def notes(
 
 
 UNRELIABLE = (  # checks that make every speedup unreliable
-    "impossible", "invalid", "biased", "mismatch", "failed", "incomplete",
+    "impossible", "invalid", "biased", "mismatch", "failed", "outlier", "incomplete",
 )  # fmt: skip
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from typing import Annotated as Col
 from typing import Any, Protocol
 
 import numpy as np
 
-from specbench_ss.results import sample_checks
+from specbench_ss.results import outliers, sample_checks
 from specbench_ss.results.quality import (
     MARGIN,
     Bias,
@@ -28,6 +28,7 @@ from specbench_ss.results.quality import (
     unsuited_control,
 )
 from specbench_ss.results.sample_checks import invalid_reasons, lower_bound, passed_seconds
+from specbench_ss.results.text import format_speedup
 from specbench_ss.runs.columns import Ends
 from specbench_ss.runs.output_match import wrong_methods
 from specbench_ss.runs.records import DTYPES, Array, Run, SampleRecord, Steps
@@ -454,7 +455,35 @@ def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
             here = _Compared(run, label, rows, verdicts[label, task])
             why = (invalid[label], label in wrong)
             found.append(_summary(here, task, quality_margin, without, why, tests.get(label)))
-    return found
+    return _with_outliers(run, found)
+
+
+def _with_outliers(run: Run, summaries: list[SummaryRow]) -> list[SummaryRow]:
+    """Return the rows with findings on outliers, and with the speedups that valid methods have without them."""
+    found, made = outliers.outliers(run), []
+    kept = [row for row in run.rows if row.key not in found]
+    for summary in summaries:
+        rows = [row for row in kept if summary.task in (OVERALL, row.category)]
+        own = [one for one in found.values() if one.row.method == summary.method]
+        own = [one for one in own if summary.task in (OVERALL, one.row.category)]
+        if own:
+            same_task = [row for row in summaries if row.task == summary.task and row.comparison != "baseline"]
+            concerned = same_task if summary.comparison == "baseline" else [summary]
+            valid = sorted((row for row in concerned if row.speedup), key=lambda row: -(row.speedup or 0.0))
+            without = [(row.method, _speedup_of(rows, row.method, run.baseline)) for row in valid[:SHOWN]]
+            shown = ", ".join(f"{label} {format_speedup(speedup)}" for label, speedup in without if speedup)
+            line = outliers.sentence(own, len(run.of(summary.method)), shown.removeprefix(f"{summary.method} "))
+            summary = replace(summary, health=(*summary.health, line))
+        made.append(summary)
+    return made
+
+
+SHOWN = 3  # methods whose speedups without an outlier of the baseline are in its finding
+
+
+def _speedup_of(rows: Sequence[SampleRecord], label: str, baseline: str) -> float | None:
+    both = ([row for row in rows if row.method == one] for one in (label, baseline))
+    return PairedTimes(*paired(*both)).speedup()
 
 
 def failing(summaries: Sequence[SummaryRow]) -> set[str]:

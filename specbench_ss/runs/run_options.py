@@ -42,7 +42,7 @@ TIMEOUT_S = 120.0  # of servers, unless asked otherwise
 FINDINGS = (
     "failed", "mismatch", "biased", "untestable", "impossible", "invalid", "unstable", "noisy",
     "numerical-tie", "length-differs", "text-differs", "lossy", "inferior", "short-steps",
-    "uncompared", "incomplete", "warnings", "not-checked",
+    "outlier", "uncompared", "incomplete", "warnings", "not-checked",
 )  # fmt: skip
 DEVICE = "Device to run on: auto (a GPU where there is one), cpu, cuda or cuda:N."
 

@@ -1,4 +1,4 @@
-"""Intervals over questions within tasks: exact laws of their parts, and coverage by simulation."""
+"""Intervals over questions within tasks: exact properties of their parts, and coverage by simulation."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_differences_between_tasks_do_not_widen_an_interval() -> None:
     assert sure[1] / sure[0] < 1.3
 
 
-def test_the_interval_knows_no_order_of_questions_and_no_unit() -> None:
+def test_neither_the_order_of_questions_nor_the_unit_matters() -> None:
     a, b = columns(12)
     strata, mixed = strata_of([*"aabbccddeeff"]), RNG(3).permutation(12)
     found = ratio_interval((a,), (b,), 1, strata)
@@ -131,7 +131,7 @@ def test_each_process_adds_a_hundredth(processes: int) -> None:
 @pytest.mark.parametrize("design", ["4", "10", "80", "4 x 6", "13 x 2", "13 x 4", "12+6+4+2"])
 @pytest.mark.parametrize("noise", [NOISES[1], NOISES[4], NOISES[6]], ids=lambda noise: noise.name)
 def test_intervals_cover_the_truth(design: str, noise: object) -> None:
-    """95 to 97.5 % by the table in docs/metrics.md; 1,000 runs know it to 1.5 %."""
+    """95 to 97.5 % by the table in docs/metrics.md; 1,000 runs determine it to 1.5 %."""
     assert isinstance(noise, type(NOISES[0]))
     share, _ = covered(simulate(DESIGNS[design], noise, 1000, RNG(5)))
     assert 0.935 <= share <= 0.985

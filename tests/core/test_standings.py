@@ -75,6 +75,20 @@ def test_methods_that_cannot_be_reported_apart_share_their_places(make_run: Make
     )
 
 
+def test_a_lead_that_one_of_many_methods_reaches_by_chance_is_not_the_headline(make_run: MakeRun) -> None:
+    """Each interval alone lies above 1; all comparisons together do not show a difference from the baseline."""
+    labels = ("ar", *(f"ss[k={k}]" for k in range(8)))
+    run = read_run(make_run(labels=labels))
+    rows = paced(run, {label: 1.0 if label == "ar" else 1.15 for label in labels}, dict.fromkeys(labels[1:], 0.5))
+    assert "faster" in {row.comparison for row in rows[1:]}
+    placed = rank_ranges(run, rows)
+    assert not any(one.faster for one in placed.values())
+    stated = headline(rows, [], placed)
+    assert stated.startswith("No method is significantly faster than AR if all 8 are compared at once; highest estimate")
+    alone = [rows[0], next(row for row in rows if row.comparison == "faster")]
+    assert " is faster: " in headline(alone, [], rank_ranges(run, alone))
+
+
 def test_below_four_questions_there_are_none(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=LABELS, categories=("qa",), questions=3))
     assert rank_ranges(run, summarise(run)) == {}
