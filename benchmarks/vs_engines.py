@@ -33,7 +33,7 @@ import torch
 from specbench_ss import load_model
 from specbench_ss.models.limits import calibrate
 from specbench_ss.models.resolve import find_folder
-from specbench_ss.stats import speedup_interval
+from specbench_ss.stats.intervals import speedup_interval
 from specbench_ss.suite import SuiteRequest
 from specbench_ss.suites.chat_suites import SpecBench
 
@@ -205,7 +205,7 @@ def ratios(workers: Sequence[Worker], prompts: int, new: int) -> Iterator[dict[s
                 if part == "decode":
                     mine, theirs = mine - own.seconds("first"), theirs - other.seconds("first")
                 count = np.full(prompts, float(new))
-                around = speedup_interval(theirs, count, mine, count)
+                around = speedup_interval(theirs, count, mine, count, processes=2)
                 ratio = theirs.sum() / mine.sum()
                 shown = "" if around is None else f" ({around[0]:.2f} to {around[1]:.2f})"
                 print(f"{own.row.name} / {name}, {part}: {ratio:.2f}{shown}")

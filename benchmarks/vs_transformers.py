@@ -35,7 +35,7 @@ from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.pld import LookupOptions, PromptLookup
 from specbench_ss.methods.sd.decode import TwoModel, TwoModelOptions
 from specbench_ss.models.load import load_target
-from specbench_ss.stats import speedup_interval
+from specbench_ss.stats.intervals import speedup_interval
 from specbench_ss.suite import SuiteRequest
 from specbench_ss.suites.chat_suites import SpecBench
 

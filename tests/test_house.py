@@ -16,14 +16,15 @@ ROOT = Path(__file__).parents[1]
 MOST_BYTES = 62 << 20  # of tracked files: machines with a GPU are sent 64 MiB, wheels and results among them
 OUTSIDE = ("methods", "suites", "reports")  # linked into the package as specbench_ss.methods, .suites, .reports
 WINGS: dict[str, set[str]] = {  # wing -> the wings that it may import from, in addition modules of specbench_ss/ itself
+    "stats": set(),
     "engine": set(),
     "models": {"engine"},
-    "runs": {"engine", "models"},
-    "results": {"engine", "models", "runs"},
+    "runs": {"stats", "engine", "models"},
+    "results": {"stats", "engine", "models", "runs"},
     "training": {"engine", "models", "runs"},
     "conformance": {"engine", "models", "runs", "results"},
-    "bench": {"engine", "models", "runs", "results"},
-    "tuning": {"engine", "models", "runs", "results", "bench"},
+    "bench": {"stats", "engine", "models", "runs", "results"},
+    "tuning": {"stats", "engine", "models", "runs", "results", "bench"},
 }
 
 

@@ -21,7 +21,7 @@ from specbench_ss.results.report import Experiment, Grid, Plot, Report, Result
 from specbench_ss.results.terminal import cell, machine_lines
 from specbench_ss.results.text import cut, format_speedup, percent, pluralize, visible
 from specbench_ss.runs.records import Run
-from specbench_ss.stats import FEWEST
+from specbench_ss.stats.intervals import FEWEST
 from specbench_ss.storage import write_text
 
 SCRIPTS = ("page.js", "charts.js", "tables.js", "explorer.js", "scatter.js", "replay.js", "what-if.js")
@@ -162,8 +162,9 @@ def _how_computed(view: View, had: Sequence[Budget]) -> list[str]:
         "summed over all prompts before the division.",
         *_specbench(view),
         "Speedup = τ / relative step time × a factor for prefill, the first token and unequal output lengths.",
-        "Intervals resample questions. They are widened by a factor of 1.25, further for few questions, and by 1 % "
-        f"for effects that are constant within a process{'; one repeat' if view.run.repeats == 1 else ''}.",
+        "Intervals are Student's t over questions, within tasks, and 1 % wider on each side for effects that are "
+        f"constant within a process{' (2 % for two servers)' * view.run.served}"
+        f"{'; one repeat' * (view.run.repeats == 1)}.",
         *([RANKS] if open_ranks else []),
         *(note for note in notes if not note.startswith(NOT_SHOWN)),
         *_unlike(view),

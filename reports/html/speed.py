@@ -12,7 +12,7 @@ from specbench_ss.reports.html.ranking import VERDICTS
 from specbench_ss.results import frames, ranking
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.results.text import format_number, interval, percent, title
-from specbench_ss.stats import FEWEST
+from specbench_ss.stats.intervals import FEWEST
 from specbench_ss.suite import MT_BENCH, Question
 
 N = "Prompts with an output of both the method and the baseline; a prompt is one turn of a question"

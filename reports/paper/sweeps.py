@@ -28,7 +28,7 @@ from specbench_ss.results.report import Claim, Grid, Part, Plot, Request, Result
 from specbench_ss.results.text import interval
 from specbench_ss.runs.config import Load, RunConfig
 from specbench_ss.runs.records import Run
-from specbench_ss.stats import FEWEST, pairwise
+from specbench_ss.stats.intervals import FEWEST, pairwise
 
 X = float | str
 
@@ -329,19 +329,19 @@ def _rows(series: str, labels: Mapping[int, str], results: Results) -> Iterator[
 def _ranks(run: Run, labels: Mapping[int, str], size: int) -> dict[int, str]:
     """Return the fastest length per token, and all not significantly different from it; none for few questions.
 
-    Requests of a repeat share its noise, which resampling of questions does not cover. So a length differs from the
+    Requests of a repeat share its noise, which an interval over questions does not cover. So a length differs from the
     best only if it is slower in every repeat; with one repeat, or few questions, no length differs.
     """
     samples = [requests_of(run, label, Load(size)) for label in labels.values()]
-    seconds, tokens = by_question(samples)
+    seconds, tokens, _ = by_question(samples)
     if seconds.shape[1] < FEWEST:
         return {}
     paces = (seconds.sum(1) / tokens.sum(1)).tolist()
     best = paces.index(min(paces))
     repeats = {row.repeat for row in samples[best]}
     parts = [by_question([[row for row in own if row.repeat == repeat] for own in samples]) for repeat in repeats]
-    decidable = len(parts) > 1 and all(seconds.shape[1] >= FEWEST for seconds, _ in parts)
-    bounds = [pairwise(*part)[best] for part in parts] if decidable else []
+    decidable = len(parts) > 1 and all(seconds.shape[1] >= FEWEST for seconds, _, _ in parts)
+    bounds = [pairwise(*part, simultaneous=False)[best] for part in parts] if decidable else []
     slower = [decidable and all(bound[i][0] > 1 for bound in bounds) for i in range(len(labels))]
     level = {n: LEVEL for n, behind in zip(labels, slower, strict=True) if not behind}
     return level | {list(labels)[best]: BEST}

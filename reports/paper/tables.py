@@ -38,7 +38,7 @@ from specbench_ss.results.summary import OVERALL, SummaryRow, paired
 from specbench_ss.results.text import end, interval, interval_of, pluralize
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.records import Run
-from specbench_ss.stats import FEWEST, Floats, ratio_interval
+from specbench_ss.stats.intervals import FEWEST, Floats, ratio_interval
 
 BASELINE, FROZEN = "Baseline", "Frozen base"  # the latter is a separate row if Baseline is a fine-tune
 SHARED, DRAFT_MODEL = "SS-Shared", "2-Model SD"

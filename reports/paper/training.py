@@ -18,7 +18,7 @@ from specbench_ss import storage
 from specbench_ss.engine.target import Target
 from specbench_ss.results.report import Bench, Request
 from specbench_ss.results.text import interval
-from specbench_ss.stats import FEWEST, Floats, ratio_interval
+from specbench_ss.stats.intervals import FEWEST, Floats, ratio_interval
 from specbench_ss.training.batch import BaseStates, Batch
 from specbench_ss.training.data import completion_mask, conversations, pack, render, special_ids, tokenize
 from specbench_ss.training.distributed import DistributedContext

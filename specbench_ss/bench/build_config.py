@@ -26,6 +26,7 @@ from specbench_ss.redaction import redacted_words, without
 from specbench_ss.runs.config import GOODPUT, Endpoint, OutputOptions, Recording, RunConfig, StoppingRule, Workers
 from specbench_ss.runs.preset import Preset, read_preset
 from specbench_ss.runs.run_options import MODEL_MODES, MODES, MOST_REPEATS, RAY, SERVER, TIMEOUT_S, RunOptions, flag
+from specbench_ss.stats.intervals import TIMING_FLOOR
 
 
 def asked_run(options: RunOptions) -> tuple[RunConfig, OutputOptions, Access | None]:
@@ -290,6 +291,10 @@ def stopping_rule_of(options: RunOptions) -> StoppingRule | None:
     most = MOST_REPEATS if options.max_repeats is None else options.max_repeats
     if most < options.repeats:
         raise UserError(f"--max-repeats {most} is less than --repeats {options.repeats}")
+    if (options.endpoint or options.servers) and options.target_ci <= 2 * TIMING_FLOOR:
+        raise UserError(
+            f"--target-ci must be above {2 * TIMING_FLOOR:g} for servers: each process adds {TIMING_FLOOR:g}"
+        )
     return StoppingRule(options.target_ci, most, options.budget)
 
 

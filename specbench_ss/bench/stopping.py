@@ -1,7 +1,7 @@
 """Number of repeats until the intervals of all speedups are narrow enough.
 
-An interval resamples questions, so its width has two parts: how much questions differ, which no repeat changes, and
-how much repeats of a question differ, which falls with their number. docs/design/compare.md has the rule.
+The units of an interval are questions, so its width has two parts: how much questions differ, which no repeat changes,
+and how much repeats of a question differ, which falls with their number. docs/design/compare.md has the rule.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scipy import stats
 from specbench_ss.results.summary import PairedTimes, paired
 from specbench_ss.runs.config import StoppingRule
 from specbench_ss.runs.records import SampleRecord
-from specbench_ss.stats import FEWEST, TIMING_FLOOR, Floats, widening
+from specbench_ss.stats.intervals import FEWEST, LEVEL, TIMING_FLOOR, Floats, log_ratio, strata_of
 
 KNOWN = 8  # degrees of freedom from which the spread of repeats is used for predictions
 SURE = 0.95  # confidence that repeats cannot help, at which they end
@@ -30,19 +30,25 @@ class Width:
     """Half the width of an interval, relative to the speedup, after some repeats; at_best: with any number of them.
 
     half is None with too few questions; at_best is None with too few repeats for an estimate. questions: their number.
+    freedom: degrees of freedom of the interval. floor: part of the width that no question narrows.
     """
 
     method: str
     half: float | None
     at_best: float | None
     questions: int = 0
+    freedom: float = 1.0
+    floor: float = 0.0
 
     def needed(self, target: float) -> int:
         """Return about how many questions an interval needs that is within a target with any number of repeats."""
         width, n = self.half if self.at_best is None else self.at_best, self.questions
-        floor = min(width or 0.0, TIMING_FLOOR)
-        scale = ((width or 0.0) - floor) * math.sqrt(n) / widening(n)
-        while floor + scale * widening(n) / math.sqrt(n) > target:
+
+        def scaled(n: int) -> float:
+            return float(stats.t.isf((1 - LEVEL) / 2, self.freedom * n / self.questions)) / math.sqrt(n)
+
+        scale = ((width or 0.0) - self.floor) / scaled(n)
+        while self.floor + scale * scaled(n) > target:
             n += 1 + n // 100
         return n
 
@@ -70,16 +76,18 @@ def _width(label: str, own: Sequence[SampleRecord], ref: Sequence[SampleRecord])
         return Width(label, None, None)
     half = (around[1] - around[0]) / 2 / speedup
     share = repeats_share(mine, theirs)
-    floor = min(half, TIMING_FLOOR)
+    floor = min(half, times.processes * TIMING_FLOOR)
     at_best = None if share is None else floor + (half - floor) * math.sqrt(1 - share)
-    return Width(label, half, at_best, len(times.questions))
+    ref_s, ref_tokens, own_s, own_tokens = times.by_question()
+    freedom = log_ratio((ref_s, own_tokens), (ref_tokens, own_s), times.strata).freedom
+    return Width(label, half, at_best, len(times.questions), freedom, floor)
 
 
 def repeats_share(own: Sequence[SampleRecord], ref: Sequence[SampleRecord]) -> float | None:
     """Return an upper bound of the share of repeats in the interval's squared width; None if unknown.
 
     own, ref: paired samples. Each repeat of a question has an influence on the logarithm of the speedup; the variance
-    of their mean is compared with that of all questions. Both are estimates: the share is the upper end of its
+    of their mean is compared with that of questions within tasks. Both are estimates: the share is the upper end of its
     one-sided interval, by the F distribution.
     """
     sums: dict[str, dict[int, Floats]] = {}
@@ -88,14 +96,20 @@ def repeats_share(own: Sequence[SampleRecord], ref: Sequence[SampleRecord]) -> f
         of_question = sums.setdefault(a.question_id, {})
         of_question[a.repeat] = of_question.get(a.repeat, np.zeros(4)) + parts
     most = max((len(of) for of in sums.values()), default=0)
-    whole = [np.stack(list(of.values())) for of in sums.values() if len(of) == most]
+    task = {row.question_id: row.category for row in own}
+    chosen = [question for question, of in sums.items() if len(of) == most]
+    whole = [np.stack(list(sums[question].values())) for question in chosen]
     if len(whole) < FEWEST or len(whole) * (most - 1) < KNOWN:
         return None
     columns = np.stack(whole)  # [questions, repeats, 4]
     total = columns.mean(1).sum(0)
     pulls = (columns / total) @ np.array([1.0, 1.0, -1.0, -1.0])  # [questions, repeats]
-    of_all, of_repeats = pulls.mean(1).var(ddof=1), pulls.var(1, ddof=1).mean() / most
-    upper = float(stats.f.ppf(SURE, len(whole) - 1, len(whole) * (most - 1)))
+    strata = strata_of([task[question] for question in chosen])
+    size = np.bincount(strata)
+    apart = pulls.mean(1) - (np.bincount(strata, pulls.mean(1)) / size)[strata]
+    of_all = float((apart**2 * (size / (size - 1))[strata]).mean())
+    of_repeats, between = pulls.var(1, ddof=1).mean() / most, len(whole) - len(size)  # degrees of freedom
+    upper = float(stats.f.ppf(SURE, between, len(whole) * (most - 1)))
     return float(min(1.0, upper * of_repeats / of_all)) if of_all > 0 else 1.0
 
 

@@ -19,7 +19,7 @@ from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, paire
 from specbench_ss.results.text import format_number, format_speedup, interval, pluralize
 from specbench_ss.runs.environment import between_sessions, is_of_times
 from specbench_ss.runs.records import Run, SampleRecord
-from specbench_ss.stats import FEWEST, Comparison, compare
+from specbench_ss.stats.intervals import FEWEST, Comparison, compare
 
 OF_METHOD = 0.1  # share of noisy samples from which a method is marked
 
@@ -102,6 +102,10 @@ FINDINGS: dict[str, tuple[CheckState, str]] = {  # kind of a finding of `sample_
     "length-differs": ("warning", "Outputs end earlier or later than the baseline's."),
     "numerical-tie": ("warning", "Numerical ties in float32, where they should be rare."),
     "short-steps": ("warning", "Steps take less time than the baseline's: other kernels, or a wrong clock or model."),
+    "outlier": (
+        "wrong",
+        "Samples took far longer than others of their method: run again, or use the speedups without them.",
+    ),
     "uncompared": ("warning", "Outputs were not compared with the baseline's: their verdicts are missing."),
 }
 
@@ -288,6 +292,8 @@ def _not_found(run: Run, rows: Sequence[SummaryRow]) -> Iterator[Check]:
         yield Check("failed", "ok", "No sample failed.")
     else:
         yield Check("failed", "not checked", "Failures were not checked: there is no sample.")
+    if max(Counter(row.method for row in run.rows if row.ok).values(), default=0) >= FEWEST:
+        yield Check("outlier", "ok", "No sample took far longer than others of its method.")
     yield _sampled(rows) if any(row.bias for row in rows) else _same(rows)
     silent = [row.method for row in rows if row.comparison != "baseline" and not run.entry(row.method).get("stateful")]
     rest = [label for label in silent if not comparable(run, label)]

@@ -2,7 +2,7 @@
 
 A limit is broken only where the whole interval lies below it.
 
-Only prompts count that the method and the reference answered in both runs. Intervals resample questions, as
+Only prompts count that the method and the reference answered in both runs. Intervals are over questions, as
 everywhere. docs/design/compare.md has the reasons.
 """
 
@@ -34,7 +34,7 @@ from specbench_ss.runs.config import decoding
 from specbench_ss.runs.environment import between_sessions, machine_changes
 from specbench_ss.runs.manifest import engine_of
 from specbench_ss.runs.records import Run, SampleRecord
-from specbench_ss.stats import Floats, Interval, mean_interval, ratio_interval
+from specbench_ss.stats.intervals import Floats, Interval, Strata, mean_interval, ratio_interval, strata_of
 
 SHOWN = 12  # characters of a hash
 HASH = 40  # characters from which a text of hexadecimal digits is taken for a hash
@@ -248,7 +248,7 @@ class ComparedRow:
         "prompts with an output of the method and of `ar` in both runs; all numbers are computed from them",
         "prompts",
     ]
-    n_questions: Col[int, "questions of these prompts; the bootstrap resamples questions", "questions"]
+    n_questions: Col[int, "questions of these prompts, the units of the intervals", "questions"]
     n_failed_a: Col[int, "failed samples of the method in run A", "samples"]
     n_failed_b: Col[int, "failed samples of the method in run B", "samples"]
     changes: Mapping[str, Change]
@@ -418,8 +418,11 @@ def _of_times(times: Sequence[PairedTimes], voided: Change | None, apart: Mappin
     if voided:
         return dict.fromkeys(("speedup", "tokens_per_s"), voided)
     sums = [of.by_question() for of in times]
-    speedups = _ratio("speedup", [(ref_s, own_n, ref_n, own_s) for ref_s, ref_n, own_s, own_n in sums])
-    rates = _ratio("tokens_per_s", [(own_n, own_s) for _, _, own_s, own_n in sums])
+    strata, processes = times[0].strata, sum(of.processes for of in times)
+    speedups = _ratio(
+        "speedup", [(ref_s, own_n, ref_n, own_s) for ref_s, ref_n, own_s, own_n in sums], strata, processes
+    )
+    rates = _ratio("tokens_per_s", [(own_n, own_s) for _, _, own_s, own_n in sums], strata, len(times))
     if apart:
         only_threads = set(apart) <= {"threads", USABLE}
         named = ", ".join(f"{name} {values}" for name, values in apart.items())
@@ -432,21 +435,18 @@ def _tau(own: Sequence[Rows]) -> Change:
     """Compare tokens of steps over steps; questions without a step in one of the runs are left out."""
     a, b = (_by_question([(r, r.later, r.steps or 0) for r in rows]) for rows in own)
     stepped = (a != 0).all(axis=1) & (b != 0).all(axis=1)
-    return _ratio("mean_acceptance_length", [(of[stepped, 0], of[stepped, 1]) for of in (a, b)], processes=0)
+    strata = strata_of(np.array(_tasks(own[0]))[stepped].tolist())
+    return _ratio("mean_acceptance_length", [(of[stepped, 0], of[stepped, 1]) for of in (a, b)], strata, processes=0)
 
 
 def _quality(own: Sequence[Rows]) -> Change:
     scored = [{r.question_id for r in rows if r.quality is not None} for rows in own]
-    a, b = (
-        _by_question(
-            [(r, r.quality, 1) for r in rows if r.quality is not None and r.question_id in scored[0] & scored[1]]
-        )
-        for rows in own
-    )
+    kept = [[r for r in rows if r.quality is not None and r.question_id in scored[0] & scored[1]] for rows in own]
+    a, b = (_by_question([(r, r.quality or 0.0, 1) for r in rows]) for rows in kept)
     if not len(a):
         return _nothing(TOO_FEW)
     before, after = a[:, 0] / a[:, 1], b[:, 0] / b[:, 1]
-    around = mean_interval(after - before)
+    around = mean_interval(after - before, strata_of(_tasks(kept[0])))
     means = float(before.mean()), float(after.mean())
     return Change(*means, float((after - before).mean()), around, _verdict("quality", around))
 
@@ -455,6 +455,11 @@ def _by_question(values: Sequence[tuple[SampleRecord, float, float]]) -> Floats:
     """Return the sums of two values over the samples of each question: [questions, 2]."""
     sums = pd.DataFrame([(row.question_id, x, y) for row, x, y in values], columns=["question", "x", "y"])
     return np.asarray(sums.groupby("question", sort=False).sum(), dtype=np.float64)
+
+
+def _tasks(rows: Rows) -> list[str]:
+    """Return the task of each question, in the order of `_by_question`."""
+    return list({row.question_id: row.category for row in rows}.values())
 
 
 def _failures(label: str, asked: Sequence[Rows]) -> str:
@@ -477,13 +482,13 @@ def _answer(row: SampleRecord) -> object:
     return row.token_ids if row.token_ids is not None else row.text
 
 
-def _ratio(metric: str, sides: Sequence[Sequence[Floats]], processes: int = 2) -> Change:
+def _ratio(metric: str, sides: Sequence[Sequence[Floats]], strata: Strata, processes: int) -> Change:
     """Compare a ratio of products of sums. sides: of each run the numerators, then the denominators: [questions]."""
     (a, b), half = sides, len(sides[0]) // 2
     before, after = (_over(side[:half], side[half:]) for side in sides)
     if before is None or after is None:
         return Change(before, after, None, None, TOO_FEW)
-    around = ratio_interval((*b[:half], *a[half:]), (*b[half:], *a[:half]), processes)
+    around = ratio_interval((*b[:half], *a[half:]), (*b[half:], *a[:half]), processes, strata)
     changed = None if around is None else (around[0] - 1, around[1] - 1)
     return Change(before, after, after / before - 1, changed, _verdict(metric, changed))
 

@@ -22,7 +22,7 @@ from specbench_ss.results.summary import (
 from specbench_ss.runs.columns import Ends
 from specbench_ss.runs.config import GOODPUT, Load, loads_of
 from specbench_ss.runs.records import Run, SampleRecord
-from specbench_ss.stats import Comparison, Interval, compare
+from specbench_ss.stats.intervals import Comparison, Interval, compare
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from specbench_ss.results.ranking import by_question
 from specbench_ss.results.summary import PairedTimes, paired
 from specbench_ss.runs.config import Load
 from specbench_ss.runs.records import Run
-from specbench_ss.stats import FEWEST, Interval, pairwise
+from specbench_ss.stats.intervals import FEWEST, Interval, pairwise
 
 VLLM = "vLLM"
 
@@ -156,10 +156,13 @@ def _as_fast(run: Run, entries: Sequence[ScheduleEntry]) -> list[ScheduleEntry]:
     entries: of one level and group.
     """
     fastest, *others = sorted(entries, key=lambda entry: -entry.speedup)
-    seconds, tokens = by_question([requests_of(run, entry.method, _load(entry)) for entry in (fastest, *others)])
+    samples = [requests_of(run, entry.method, _load(entry)) for entry in (fastest, *others)]
+    seconds, tokens, strata = by_question(samples)
     if seconds.shape[1] < FEWEST:
         return [fastest]
-    _, *ratios = pairwise(seconds, tokens)[0]  # how many times as fast the fastest one is
+    _, *ratios = pairwise(seconds, tokens, strata, run.processes, simultaneous=False)[
+        0
+    ]  # how many times as fast the fastest one is
     return [fastest, *(entry for entry, (low, _) in zip(others, ratios, strict=True) if low <= 1)]
 
 

@@ -33,7 +33,7 @@ from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, paire
 from specbench_ss.results.terminal import ranked
 from specbench_ss.results.text import format_number, format_speedup, interval, table, title
 from specbench_ss.runs.records import Run, SampleRecord
-from specbench_ss.stats import Comparison, Interval, compare
+from specbench_ss.stats.intervals import Comparison, Interval, compare
 from specbench_ss.storage import write_text
 from specbench_ss.user_files import read_bytes
 
@@ -314,7 +314,7 @@ def _baseline(labels: Sequence[str], asked: str | None) -> str:
 def _row(file: AnswerFile, baseline: AnswerFile, task: str) -> RescoredRow:
     asked = [row for row in file.rows if task in (OVERALL, row.category)]
     own, ref = _together(*paired(asked, baseline.rows), file, baseline)
-    times, itself = PairedTimes(own, ref), file is baseline
+    times, itself = PairedTimes(own, ref, processes=2), file is baseline
     around = None if itself else times.interval()
     answered = list(dict.fromkeys((row.question_id, row.repeat) for row in own))
     choices = [file.choices[place] for place in answered]

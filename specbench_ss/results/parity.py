@@ -17,7 +17,7 @@ from specbench_ss.results.analysis import Results
 from specbench_ss.results.summary import safe_div, total
 from specbench_ss.runs.output_match import first_difference
 from specbench_ss.runs.records import Run, SampleRecord
-from specbench_ss.stats import Comparison
+from specbench_ss.stats.intervals import Comparison
 from specbench_ss.storage import write_json
 from specbench_ss.user_files import decoder, read_bytes
 

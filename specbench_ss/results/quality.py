@@ -23,7 +23,7 @@ from scipy.special import betaincinv, gammaln, logsumexp
 from specbench_ss.errors import UserError
 from specbench_ss.options import checked_value
 from specbench_ss.runs.records import ACCEPT_TILTS, PIT_BINS, TAIL_FACTORS, Key, Run, SampledTokens, SampleRecord
-from specbench_ss.stats import Floats, Interval, mean_interval
+from specbench_ss.stats.intervals import Floats, Interval, Strata, mean_interval, strata_of
 from specbench_ss.suite import Question
 
 BIASED = 1e-6  # the largest p at which a method is called biased; that of one false alarm in a million methods
@@ -227,12 +227,13 @@ def mean_score(
     that an unchanged question is weak evidence on other questions.
     """
     pairs: dict[str, list[tuple[float, float]]] = {}
+    task = {row.question_id: row.category for row in samples}
     for a, b in zip(samples, baseline, strict=True):
         score, baseline_score = scores.get(a.key), scores.get(b.key)
         if score is not None and baseline_score is not None:
             pairs.setdefault(a.question_id, []).append((score, baseline_score))
     means = np.array([np.mean(values, axis=0) for values in pairs.values()], dtype=np.float64).reshape(-1, 2)
-    difference = means[:, 0] - means[:, 1]
+    difference, strata = means[:, 0] - means[:, 1], strata_of([task[question] for question in pairs])
     none = len(means) == 0
     return {
         name: None if none else float(means[:, 0].mean()),
@@ -240,15 +241,15 @@ def mean_score(
         f"{name}_difference": None if none else float(difference.mean()),
         f"{name}_interval": None
         if itself
-        else conservative_interval(difference)
+        else conservative_interval(difference, strata)
         if may_change
-        else mean_interval(difference),
+        else mean_interval(difference, strata),
     }
 
 
-def conservative_interval(differences: Floats) -> Interval | None:
+def conservative_interval(differences: Floats, strata: Strata | None = None) -> Interval | None:
     """Return the interval of the mean paired difference [n]; where few questions changed, at least `unseen`."""
-    found = mean_interval(differences)
+    found = mean_interval(differences, strata)
     if found is None or (np.abs(differences) > CHANGED).sum() >= FEW_CHANGED:
         return found
     low, high = unseen(differences)

@@ -1,7 +1,7 @@
 """Ranking of methods: rank ranges, verdicts as text and the headline.
 
 Overlapping intervals of two speedups do not imply a tie, and separate ones do not imply a difference. Each pair of
-methods therefore has its own interval, on the prompts that all methods answered, over shared resamples.
+methods therefore has its own interval, on the prompts that all methods answered. All these intervals hold together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from specbench_ss.results.quality import BIASED, measures
 from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, failing, paired
 from specbench_ss.results.text import MISSING, cut, format_speedup, interval, output_match, pluralize, title
 from specbench_ss.runs.records import Run, SampleRecord
-from specbench_ss.stats import FEWEST, Comparison, Floats, Interval, compare, pairwise
+from specbench_ss.stats.intervals import FEWEST, Comparison, Floats, Interval, Strata, compare, pairwise
 from specbench_ss.suite import MT_BENCH
 
 RANKED = ("faster", "slower", "not significant")
@@ -31,11 +31,13 @@ class RankRange:
     """Ranks of a method that are consistent with the significant pairwise differences.
 
     best, worst: ranks from 1. tied_with: the methods that do not differ significantly from it, the fastest first.
+    faster: it is significantly faster than the baseline, among all these comparisons.
     """
 
     best: int
     worst: int
     tied_with: tuple[str, ...]
+    faster: bool = True
 
 
 def contends(row: SummaryRow) -> bool:
@@ -50,31 +52,37 @@ def ranked(summaries: Sequence[SummaryRow]) -> list[SummaryRow]:
 
 
 def rank_ranges(run: Run, summaries: Sequence[SummaryRow]) -> Mapping[str, RankRange]:
-    """Return the rank range of every method that `ranked` gives; nothing below FEWEST questions."""
+    """Return the rank range of every method that `ranked` gives; nothing below FEWEST questions.
+
+    The intervals of all pairs, the baseline's among them, hold together in 95 % of runs.
+    """
     rows = ranked(summaries)
     labels = [row.method for row in sorted(rows, key=lambda row: -(row.speedup or 0.0))]
-    seconds, tokens = by_question([run.of(label) for label in labels])
+    seconds, tokens, strata = by_question([run.of(label) for label in (*labels, run.baseline)])
     if seconds.shape[1] < FEWEST:
         return {}
     found = {}
-    for label, ratios in zip(labels, pairwise(seconds, tokens), strict=True):  # how many times as fast as each other
+    *ratios_of, _ = pairwise(seconds, tokens, strata, run.processes)  # how many times as fast as each other
+    for label, (*ratios, over_baseline) in zip(labels, ratios_of, strict=True):
         faster, slower = sum(high < 1 for _, high in ratios), sum(low > 1 for low, _ in ratios)
         level = [other for other, (low, high) in zip(labels, ratios, strict=True) if low <= 1 <= high]
-        found[label] = RankRange(1 + faster, len(labels) - slower, tuple(other for other in level if other != label))
+        ties = tuple(other for other in level if other != label)
+        found[label] = RankRange(1 + faster, len(labels) - slower, ties, over_baseline[0] > 1)
     return found
 
 
-def by_question(samples: Sequence[Sequence[SampleRecord]]) -> tuple[Floats, Floats]:
-    """Return seconds and tokens of every method [methods, questions], on the prompts that all of them answered.
+def by_question(samples: Sequence[Sequence[SampleRecord]]) -> tuple[Floats, Floats, Strata]:
+    """Return seconds and tokens of every method [methods, questions], and the strata of the questions.
 
-    samples: of each method.
+    Only prompts count that all methods answered. samples: of each method.
     """
     shared: Sequence[SampleRecord] = next(iter(samples), [])
     for of_method in samples:
         shared = paired(shared, of_method)[0]
-    sums = [PairedTimes(paired(shared, of_method)[1], shared).by_question() for of_method in samples]
-    seconds, tokens = ([of[column] for of in sums] or [np.empty(0)] for column in (2, 3))
-    return np.stack(seconds), np.stack(tokens)
+    times = [PairedTimes(paired(shared, of_method)[1], shared) for of_method in samples]
+    sums = [of.by_question() for of in times]
+    seconds, tokens = (np.stack([of[column] for of in sums]) for column in (2, 3))
+    return seconds, tokens, times[0].strata
 
 
 NOT_COMPARED, SAMPLED = "not compared", "sampled"
@@ -237,7 +245,7 @@ def notes(
         "happens outside the clock; see below": any(row.comparison == "invalid" for row in rows),
         **{f"{mark} {MARKED[comparison]}": mark in marks for comparison, mark in MARKS.items()},
         f"n is the number of prompts, then that of questions{q}: a question with several turns has several prompts; "
-        "intervals resample questions, and quality is a mean over questions": any(
+        "intervals are over questions, and quality is a mean over questions": any(
             row.n_questions != row.n_prompts for row in rows
         ),
         f"every prompt has {repeats} repeats; it counts once in n, with its mean": repeats > 1,
@@ -254,7 +262,7 @@ def notes(
 
 
 UNRELIABLE = (  # checks that make every speedup unreliable
-    "impossible", "invalid", "biased", "mismatch", "failed", "incomplete",
+    "impossible", "invalid", "biased", "mismatch", "failed", "outlier", "incomplete",
 )  # fmt: skip
 
 
@@ -334,6 +342,9 @@ def more_questions(run: Run) -> str:
     return f"the file has {pluralize(len(run.questions), 'question')}; add questions"
 
 
+TOO_FEW_SHARED = f"fewer than {FEWEST} questions were answered by all methods, so that they cannot be ranked"
+
+
 def _fastest(rows: Sequence[SummaryRow], placed: Mapping[str, RankRange], remedy: str) -> str:
     over = baseline_name(rows[0].baseline)
     known = sorted((row for row in rows if row.speedup_interval), key=lambda row: -(row.speedup or 0))
@@ -341,6 +352,12 @@ def _fastest(rows: Sequence[SummaryRow], placed: Mapping[str, RankRange], remedy
         return f"Too few questions to compare with {over}: a confidence interval needs {FEWEST} ({remedy})."
     several = len(known) > 1
     if faster := [row for row in known if row.comparison == "faster"]:
+        if several and not placed:
+            return f"Highest speedup: {cut(known[0].method)}, {_measured(known[0], over)}; {TOO_FEW_SHARED}."
+        faster = [row for row in faster if not several or (row.method in placed and placed[row.method].faster)]
+        if not faster:
+            alone = f"No method is significantly faster than {over} if all {len(known)} are compared at once"
+            return f"{alone}; highest estimate: {cut(known[0].method)} {_measured(known[0])}."
         tied = placed[faster[0].method].tied_with if faster[0].method in placed else ()
         different = f"{'is' if len(tied) == 1 else 'are'} not significantly different from {cut(faster[0].method)}"
         ties = f"; {_some(tied)} {different}" if tied else ""

@@ -21,7 +21,7 @@ from specbench_ss.results.text import percent
 from specbench_ss.runs.records import COUNTS, KILLED, Array, Run, SampleRecord, StepColumns, Steps
 from specbench_ss.runs.run_dir import uncompared as without_verdicts
 from specbench_ss.runs.server_tokens import contradiction
-from specbench_ss.stats import Floats, Interval
+from specbench_ss.stats.intervals import Floats, Interval
 
 
 def lower_bound(

@@ -1,21 +1,21 @@
 """Summary of a run: speedups, mean acceptance lengths, times and counts of each method.
 
 A prompt is one turn of one question; its repeats are averaged. Only prompts count that have an output of both the
-method and the baseline. Intervals resample questions.
+method and the baseline. The units of intervals are questions, within tasks.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from typing import Annotated as Col
 from typing import Any, Protocol
 
 import numpy as np
 
-from specbench_ss.results import sample_checks
+from specbench_ss.results import outliers, sample_checks
 from specbench_ss.results.quality import (
     MARGIN,
     Bias,
@@ -28,11 +28,21 @@ from specbench_ss.results.quality import (
     unsuited_control,
 )
 from specbench_ss.results.sample_checks import invalid_reasons, lower_bound, passed_seconds
+from specbench_ss.results.text import format_speedup
 from specbench_ss.runs.columns import Ends
 from specbench_ss.runs.output_match import wrong_methods
 from specbench_ss.runs.records import DTYPES, Array, Run, SampleRecord, Steps
 from specbench_ss.runs.run_dir import uncompared, without_verdict
-from specbench_ss.stats import FEWEST, Comparison, Floats, Interval, compare, ratio_interval, speedup_interval
+from specbench_ss.stats.intervals import (
+    FEWEST,
+    Comparison,
+    Floats,
+    Interval,
+    compare,
+    ratio_interval,
+    speedup_interval,
+    strata_of,
+)
 
 QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
@@ -160,12 +170,20 @@ def paired(
 
 
 class PairedTimes:
-    """Paired times and tokens of a method and the baseline: [prompts], means over repeats."""
+    """Paired times and tokens of a method and the baseline: [prompts], means over repeats.
 
-    def __init__(self, samples: Sequence[SampleRecord], baseline: Sequence[SampleRecord]) -> None:
+    strata: of the questions, by task. processes: how many took the times; None: two of servers, else one.
+    """
+
+    def __init__(
+        self, samples: Sequence[SampleRecord], baseline: Sequence[SampleRecord], processes: int | None = None
+    ) -> None:
         prompts = list(dict.fromkeys((r.question_id, r.turn) for r in samples))
         self.questions = list(dict.fromkeys(q for q, _ in prompts))
         number = {q: i for i, q in enumerate(self.questions)}
+        task = {r.question_id: r.category for r in samples}
+        self.strata = strata_of([task[question] for question in self.questions])
+        self.processes = processes or (2 if any(r.counted for r in samples) else 1)
         self._question = np.array([number[q] for q, _ in prompts], dtype=np.int64)
         place = {p: i for i, p in enumerate(prompts)}
         self._at = at = np.array(
@@ -188,19 +206,23 @@ class PairedTimes:
 
     def interval(self) -> Interval | None:
         """Return the 95% interval of `speedup`."""
-        return speedup_interval(*self.by_question())
+        return speedup_interval(*self.by_question(), self.strata, self.processes)
 
     def faster_than(self, other_s: Floats) -> Interval | None:
         """Return the 95% interval of other seconds / the method's. other_s: [samples], in their order.
 
-        An estimate below 1 needs no bootstrap: the interval is that one number.
+        An estimate below 1 needs no interval: it is that one number.
         """
         other = _grouped(self._question[self._at], other_s, len(self.questions))
         measured = _grouped(self._question[self._at], self._wall_s, len(self.questions))
         if len(measured) < FEWEST:
             return None
         estimate = float(other.sum() / measured.sum())
-        return (estimate, estimate) if estimate <= 1 else ratio_interval((other,), (measured,), processes=1)
+        return (
+            (estimate, estimate)
+            if estimate <= 1
+            else ratio_interval((other,), (measured,), self.processes, self.strata)
+        )
 
     def geomean(self) -> float | None:
         """Return the geometric mean over prompts of the ratio of seconds per token."""
@@ -311,7 +333,7 @@ class SummaryRow:
         "prompts with an output of both the method and `ar`; all numbers of the row are computed from them",
         "prompts",
     ]
-    n_questions: Col[int, "questions of these prompts; the bootstrap resamples questions", "questions"]
+    n_questions: Col[int, "questions of these prompts, the units of the intervals", "questions"]
     n_failed: Col[int, "failed samples of the method", "samples"]
     speedup: Col[Number, "time per token of `ar` / of the method, on the same prompts; missing if invalid", "×"]
     speedup_interval: Col[Interval | None, Ends("speedup", "×")]
@@ -433,7 +455,35 @@ def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
             here = _Compared(run, label, rows, verdicts[label, task])
             why = (invalid[label], label in wrong)
             found.append(_summary(here, task, quality_margin, without, why, tests.get(label)))
-    return found
+    return _with_outliers(run, found)
+
+
+def _with_outliers(run: Run, summaries: list[SummaryRow]) -> list[SummaryRow]:
+    """Return the rows with findings on outliers, and with the speedups that valid methods have without them."""
+    found, made = outliers.outliers(run), []
+    kept = [row for row in run.rows if row.key not in found]
+    for summary in summaries:
+        rows = [row for row in kept if summary.task in (OVERALL, row.category)]
+        own = [one for one in found.values() if one.row.method == summary.method]
+        own = [one for one in own if summary.task in (OVERALL, one.row.category)]
+        if own:
+            same_task = [row for row in summaries if row.task == summary.task and row.comparison != "baseline"]
+            concerned = same_task if summary.comparison == "baseline" else [summary]
+            valid = sorted((row for row in concerned if row.speedup), key=lambda row: -(row.speedup or 0.0))
+            without = [(row.method, _speedup_of(rows, row.method, run.baseline)) for row in valid[:SHOWN]]
+            shown = ", ".join(f"{label} {format_speedup(speedup)}" for label, speedup in without if speedup)
+            line = outliers.sentence(own, len(run.of(summary.method)), shown.removeprefix(f"{summary.method} "))
+            summary = replace(summary, health=(*summary.health, line))
+        made.append(summary)
+    return made
+
+
+SHOWN = 3  # methods whose speedups without an outlier of the baseline are in its finding
+
+
+def _speedup_of(rows: Sequence[SampleRecord], label: str, baseline: str) -> float | None:
+    both = ([row for row in rows if row.method == one] for one in (label, baseline))
+    return PairedTimes(*paired(*both)).speedup()
 
 
 def failing(summaries: Sequence[SummaryRow]) -> set[str]:

@@ -72,7 +72,7 @@ from specbench_ss.results.text import (
 )
 from specbench_ss.runs.config import verification_text
 from specbench_ss.runs.records import Run
-from specbench_ss.stats import FEWEST
+from specbench_ss.stats.intervals import FEWEST
 from specbench_ss.storage import write_text
 
 CLOSES = 0.02  # share of a step by which its parts, from another clock, may differ from it without a note

@@ -57,7 +57,7 @@ def interval(bounds: tuple[float, float] | None, digits: int = 2, line: float = 
     """Return bounds as in '1.71–1.97', with a longer separator where one is negative.
 
     Both have the digits that show on which side of `line` they lie. An interval wider than 1 has a digit less: the
-    last one would not stand, since the resamples are random.
+    last one would suggest a precision that the interval does not have.
     """
     if bounds is None:
         return ""

@@ -523,6 +523,11 @@ class Run:
         """Return True for a run of servers."""
         return bool(self.manifest["config"].get("endpoints"))
 
+    @property
+    def processes(self) -> int:
+        """Return how many processes a method and the baseline are: two of servers, else one."""
+        return 2 if self.served else 1
+
     def entry(self, label: str) -> dict[str, Any]:
         """Return a method's entry in the manifest."""
         return next(method for method in self.manifest["methods"] if method["label"] == label)

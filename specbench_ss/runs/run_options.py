@@ -21,7 +21,7 @@ from specbench_ss.engine.sampling import TOKEN, VerificationRule
 from specbench_ss.errors import UserError, did_you_mean
 from specbench_ss.models.quantize import Quantize
 from specbench_ss.options import LONGEST, MOST_SEED, checked_value, value_text
-from specbench_ss.stats import TIMING_FLOOR
+from specbench_ss.stats.intervals import TIMING_FLOOR
 
 Engine = Literal["auto", "eager", "graph"]
 GenerationConfigUse = Literal["auto", "none"]
@@ -42,7 +42,7 @@ TIMEOUT_S = 120.0  # of servers, unless asked otherwise
 FINDINGS = (
     "failed", "mismatch", "biased", "untestable", "impossible", "invalid", "unstable", "noisy",
     "numerical-tie", "length-differs", "text-differs", "lossy", "inferior", "short-steps",
-    "uncompared", "incomplete", "warnings", "not-checked",
+    "outlier", "uncompared", "incomplete", "warnings", "not-checked",
 )  # fmt: skip
 DEVICE = "Device to run on: auto (a GPU where there is one), cpu, cuda or cuda:N."
 

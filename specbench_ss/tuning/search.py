@@ -14,11 +14,11 @@ from typing import Protocol
 
 import numpy as np
 
-from specbench_ss import stats
 from specbench_ss.bench.schedule import method_order
 from specbench_ss.errors import UserError, error_text
 from specbench_ss.options import MethodSpec
-from specbench_ss.stats import FEWEST, Floats, Interval
+from specbench_ss.stats import intervals
+from specbench_ss.stats.intervals import FEWEST, Floats, Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class Comparison:
     itself: bool = False
 
     @property
-    def verdict(self) -> stats.Comparison:
+    def verdict(self) -> intervals.Comparison:
         """Return the interval's verdict: faster, slower, not significant, insufficient data or reference."""
-        return "baseline" if self.itself else stats.compare(self.interval)
+        return "baseline" if self.itself else intervals.compare(self.interval)
 
 
 class Measurements:
@@ -90,7 +90,7 @@ class Measurements:
         seconds_per_token = float(own_s.sum() / own_tokens.sum())
         speedup = float(over_s.sum() / over_tokens.sum()) / seconds_per_token
         itself = own == over
-        interval = None if itself else stats.speedup_interval(over_s, over_tokens, own_s, own_tokens)
+        interval = None if itself else intervals.speedup_interval(over_s, over_tokens, own_s, own_tokens)
         return Comparison(speedup, interval, len(prompts), 1 / seconds_per_token, itself)
 
     def always_slower(self, own: str, over: str, share: float) -> bool:

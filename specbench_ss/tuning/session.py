@@ -26,7 +26,7 @@ from specbench_ss.results.text import format_speedup, interval
 from specbench_ss.runs.manifest import now, plain
 from specbench_ss.runs.output_match import is_wrong, judge
 from specbench_ss.runs.records import SampleRecord
-from specbench_ss.stats import FEWEST
+from specbench_ss.stats.intervals import FEWEST
 from specbench_ss.suite import SuiteData
 from specbench_ss.tuning.search import CUTS, Bench, BlockedRuns, Comparison, Cost, Measurements, Search, Watch
 

@@ -13,7 +13,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.records import Run, SampleRecord, Steps
-from specbench_ss.stats import FEWEST
+from specbench_ss.stats.intervals import FEWEST
 
 RECORDED = Path(__file__).parent / "a_a_timings.csv"  # of runs with --methods ar,ar
 

@@ -23,7 +23,7 @@ from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.results.terminal import print_comparison
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
-from specbench_ss.stats import ratio_interval, speedup_interval
+from specbench_ss.stats.intervals import ratio_interval, speedup_interval
 from tests.cli import failing
 from tests.conftest import MakeRun
 from tests.core.test_a_a import recorded

@@ -13,6 +13,7 @@ from specbench_ss.bench.build_config import stopping_rule_of
 from specbench_ss.bench.schedule import method_order, plan
 from specbench_ss.bench.stopping import repeats_share, why_stop, widest_ci
 from specbench_ss.cli.main import main
+from specbench_ss.errors import UserError
 from specbench_ss.options import MethodSpec
 from specbench_ss.results.sample_checks import unfinished
 from specbench_ss.results.summary import paired
@@ -107,6 +108,19 @@ def test_repeats_end_where_the_last_ones_did_not_help_or_where_they_may_not_be_m
 def test_too_few_questions_are_stated() -> None:
     assert "needs 4 questions" in why_stop(measured(2, asked=3), LABELS, 2, StoppingRule(0.02))
     assert "no method to compare" in why_stop(measured(2), ("ar",), 2, StoppingRule(0.02))
+
+
+def test_two_servers_are_two_processes() -> None:
+    """Each adds 1 % to the interval, which no repeat and no question narrows."""
+    rows = measured(2, noise=0.05)
+    alone = widest_ci(rows, LABELS, 2)
+    for row in rows:
+        row.counted = "usage"
+    served = widest_ci(rows, LABELS, 2)
+    assert alone.half and served.half and served.half - alone.half == pytest.approx(0.01, rel=0.1)
+    assert (alone.floor, served.floor) == (0.01, 0.02)
+    with pytest.raises(UserError, match="above 0.02 for servers"):
+        stopping_rule_of(RunOptions(target_ci=0.02, endpoint=["http://localhost:1"]))
 
 
 def test_rounds_continue_the_schedule() -> None:

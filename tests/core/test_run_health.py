@@ -22,7 +22,7 @@ from specbench_ss.results.terminal import print_short, print_verbose
 from specbench_ss.runs.environment import is_of_times
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run, without_verdict
-from specbench_ss.stats import compare
+from specbench_ss.stats.intervals import compare
 from tests.conftest import MakeRun
 
 STEADY: dict[str, Any] = {"labels": ("ar", "ss"), "categories": ("qa",), "questions": 8}

@@ -13,7 +13,7 @@ from specbench_ss import registry
 from specbench_ss.conformance import tiny_target
 from specbench_ss.engine.generate import StopParams
 from specbench_ss.options import MethodSpec
-from specbench_ss.stats import FEWEST
+from specbench_ss.stats.intervals import FEWEST
 from specbench_ss.tuning.search import CUTS, FIRST_CHECK, Cost, Measurements
 from specbench_ss.tuning.session import DecoderBench, TuneResult, halves, sentence, tune
 from tests.core.planted_lies import AcceptsAnything, Honest

@@ -10,7 +10,7 @@ from specbench_ss.reports.html import speed
 from specbench_ss.reports.html.report import page as page_of
 from specbench_ss.results.analysis import analyse
 from specbench_ss.runs.run_dir import read_run
-from specbench_ss.stats import FEWEST
+from specbench_ss.stats.intervals import FEWEST
 from specbench_ss.suite import Question
 from tests.conftest import MakeRun
 

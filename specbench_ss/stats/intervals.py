@@ -1,0 +1,177 @@
+"""Confidence intervals of paired comparisons: Student's t on the pulls of questions, within tasks.
+
+To first order the logarithm of a ratio of sums changes with each question by that question's *pull*: its share of the
+sum above minus its share of the sum below. The variance of the ratio is that of the sum of all pulls in a stratified
+sample (Cochran 1977, sections 5.3 and 6.4): a suite takes questions from each of its tasks, so questions vary within
+tasks, and tasks do not vary. The degrees of freedom are those of Bell and McCaffrey (2002): long questions count more.
+
+Whole questions are the units, since their turns and repeats are not independent of each other. docs/metrics.md states
+the estimand and the coverage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr, stdtrit
+
+Floats = NDArray[np.float64]
+Strata = NDArray[np.int64]  # [questions], the stratum of each, counted from 0
+Interval = tuple[float, float]
+Comparison = Literal["baseline", "faster", "slower", "not significant", "insufficient data", "invalid"]
+
+LEVEL = 0.95
+FEWEST = 4  # questions: of two or three, an interval is too wide to be of use
+TIMING_FLOOR = 0.01  # effects that one process cannot measure on itself: clocks, memory layout, heat
+
+
+def strata_of(tasks: Sequence[str]) -> Strata:
+    """Return the stratum of each question. tasks: of each question.
+
+    A task with two questions or more is a stratum. Tasks with one question are one stratum together: their
+    differences then count as noise. A single such task joins the smallest other one.
+    """
+    _, first, task, sizes = np.unique(
+        np.asarray(tasks, dtype=str), return_index=True, return_inverse=True, return_counts=True
+    )
+    single, stratum = np.flatnonzero(sizes == 1), np.arange(len(sizes))
+    if len(single) == 1 and len(sizes) > 1:
+        others = np.where(sizes == 1, len(task) + 1, sizes)
+        stratum[single] = np.lexsort((first, others))[0]
+    elif len(single):
+        stratum[single] = single[0]
+    return np.unique(stratum[task], return_inverse=True)[1].astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """An estimate with its standard error and the degrees of freedom of that."""
+
+    value: float
+    error: float
+    freedom: float
+
+    def around(self, tail: float = 1 - LEVEL, more: float = 0.0) -> Interval:
+        """Return the interval that misses the truth with probability `tail`. more: to add on both sides."""
+        half = self.error * float(stdtrit(self.freedom, 1 - tail / 2)) + more
+        return self.value - half, self.value + half
+
+
+def estimate(value: float, pulls: Floats, shares: Floats, strata: Strata | None = None) -> Estimate:
+    """Return a statistic with its standard error from the pulls of the questions within strata.
+
+    pulls: [n], derivative of the statistic by the weight of each question. shares: [n], to which the standard deviation
+    of a pull is taken to be proportional, for the degrees of freedom alone.
+    """
+    at = np.zeros(len(pulls), np.int64) if strata is None else strata
+    size = np.bincount(at)
+    apart = pulls - (np.bincount(at, pulls) / size)[at]
+    # k / (k - 1) in each stratum: deviations from a mean of k questions are too small by that
+    variance = float((np.bincount(at, apart**2) * (size / (size - 1))).sum())
+    return Estimate(value, math.sqrt(variance), freedom(shares, at))
+
+
+def freedom(shares: Floats, strata: Strata) -> float:
+    """Return the degrees of freedom of the variance of n questions with these standard deviations [n].
+
+    They are 2 E(v)² / Var(v) of the estimated variance v for normal pulls: n - 1 in one stratum of equal shares.
+    """
+    size, squares = np.bincount(strata), (shares / shares.sum()) ** 2
+    second, fourth = np.bincount(strata, squares), np.bincount(strata, squares**2)
+    return float(squares.sum() ** 2 / (fourth + (second**2 - fourth) / (size - 1) ** 2).sum())
+
+
+def speedup_interval(
+    ref_s: Floats,
+    ref_tokens: Floats,
+    own_s: Floats,
+    own_tokens: Floats,
+    strata: Strata | None = None,
+    processes: int = 1,
+) -> Interval | None:
+    """Return the 95% interval of (ref_s / ref_tokens) / (own_s / own_tokens) over questions [n]; None below FEWEST."""
+    return ratio_interval((ref_s, own_tokens), (ref_tokens, own_s), processes, strata)
+
+
+def ratio_interval(
+    above: Sequence[Floats], below: Sequence[Floats], processes: int = 0, strata: Strata | None = None
+) -> Interval | None:
+    """Return the 95% interval of a product of sums over questions [n] over another; None below FEWEST.
+
+    processes: how many took the times in it; each adds TIMING_FLOOR. All values must be positive. strata: of the
+    questions; None: questions of one task.
+    """
+    if len(above[0]) < FEWEST:
+        return None
+    found = log_ratio(above, below, strata)
+    low, high = found.around(more=processes * math.log1p(TIMING_FLOOR))
+    return math.exp(low), math.exp(high)
+
+
+def log_ratio(above: Sequence[Floats], below: Sequence[Floats], strata: Strata | None = None) -> Estimate:
+    """Return the logarithm of a product of sums over questions [n] over another, with its error."""
+    over, under = ([column / column.sum() for column in columns] for columns in (above, below))
+    value = sum(math.log(column.sum()) for column in above) - sum(math.log(column.sum()) for column in below)
+    return estimate(value, np.add.reduce(over) - np.add.reduce(under), np.add.reduce([*over, *under]), strata)
+
+
+def mean_interval(differences: Floats, strata: Strata | None = None) -> Interval | None:
+    """Return the 95% interval of the mean of paired differences, one a question [n]; None below FEWEST."""
+    n = len(differences)
+    if n < FEWEST:
+        return None
+    return estimate(float(differences.mean()), differences / n, np.ones(n), strata).around()
+
+
+def pairwise(
+    seconds: Floats,
+    tokens: Floats,
+    strata: Strata | None = None,
+    processes: int = 1,
+    simultaneous: bool = True,
+) -> list[list[Interval]]:
+    """Return for methods i and j, at [i][j], the 95% interval of how many times as fast i is as j.
+
+    seconds, tokens: [methods, questions], at least FEWEST questions. simultaneous: all intervals hold together in 95%
+    of runs, else each one does.
+    """
+    m, more = len(seconds), processes * math.log1p(TIMING_FLOOR)
+    tail = tail_of_each(m) if simultaneous else 1 - LEVEL
+
+    def ratio(i: int, j: int) -> Interval:
+        low, high = log_ratio((seconds[j], tokens[i]), (tokens[j], seconds[i]), strata).around(tail, more)
+        return math.exp(low), math.exp(high)
+
+    above = {(i, j): ratio(i, j) for i in range(m) for j in range(i + 1, m)}
+    below = {(j, i): (1 / high, 1 / low) for (i, j), (low, high) in above.items()}
+    found = above | below | {(i, i): (1.0, 1.0) for i in range(m)}
+    return [[found[i, j] for j in range(m)] for i in range(m)]
+
+
+@cache
+def tail_of_each(methods: int) -> float:
+    """Return the probability that each of all pairs of methods may miss with, for all to hold together at LEVEL.
+
+    It is that of the studentized range (Tukey 1953; Kramer 1956), taken from the normal distribution to Student's t of
+    each pair's own degrees of freedom: the range with few degrees of freedom assumes one common variance.
+    """
+    if methods < 3:
+        return 1 - LEVEL
+    from scipy.stats import studentized_range  # takes half a second
+
+    return 2 * float(ndtr(-studentized_range.ppf(LEVEL, methods, np.inf) / math.sqrt(2)))
+
+
+def compare(interval: Interval | None) -> Comparison:
+    """Return how a method compares with the reference, by the interval of its speedup."""
+    if interval is None:
+        return "insufficient data"
+    if interval[0] <= 1 <= interval[1]:
+        return "not significant"
+    return "faster" if interval[0] > 1 else "slower"
