@@ -13,6 +13,6 @@ def failing(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("ssbench: ")
+    assert captured.err.startswith("ssbench: "), captured.err
     assert captured.err.count("\n") == 1
     return captured.err

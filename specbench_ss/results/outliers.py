@@ -35,7 +35,8 @@ def outliers(run: Run) -> Mapping[Key, Outlier]:
     """Return the outliers of a run, among samples that ran one at a time.
 
     A sample is one if it is far from the median of its method, and the other methods are not half as far from theirs on
-    the same prompt: a long context slows all of them. Prefill is compared with that of the other methods, on the same prompt.
+    the same prompt: a long context slows all of them. Prefill is compared with that of the other methods, on the same
+    prompt.
     """
     samples = {label: [row for row in run.of(label) if row.ok and row.wall_s and _units(row)] for label in run.labels}
     starts: dict[tuple[str, int], list[float]] = defaultdict(list)

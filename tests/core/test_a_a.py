@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 from collections import defaultdict
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.records import Run, SampleRecord, Steps
 from specbench_ss.stats.intervals import FEWEST
 
-RECORDED = Path(__file__).parent / "a_a_timings.csv"  # of runs with --methods ar,ar
+RECORDED = Path(__file__).parent / "a_a_timings.csv.gz"  # of runs with --methods ar,ar
 
 
 def test_the_reference_may_be_asked_for_twice_and_no_other_method() -> None:
@@ -34,7 +35,7 @@ def test_the_reference_may_be_asked_for_twice_and_no_other_method() -> None:
 def recorded() -> dict[str, Run]:
     """The recorded comparisons, each as a run."""
     rows: dict[str, list[SampleRecord]] = defaultdict(list)
-    with RECORDED.open(encoding="utf-8", newline="") as file:
+    with gzip.open(RECORDED, "rt", encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
             row = SampleRecord(line["question"], 0, line["method"], 0, "qa", len(rows), 0, 0, "", "", "ok")
             row.tokens = row.prefill_tokens = int(line["tokens"])  # as if by prefill: steps were not kept

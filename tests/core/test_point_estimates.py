@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from specbench_ss.runs.records import ConcurrencyResult, Run
 from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
 
-STORED = Path(__file__).parent / "point_estimates.json"
+STORED = Path(__file__).parent / "point_estimates.json.gz"
 TASKS = ("overall", "qa")
 LABELS = ("ar", "ss", "medusa", "ss-shared", "ss-shared-ar")
 NOT_POINTS = ("interval", "comparison", "health", "unstable", "verdict", "output_match", "waits")  # parts of names
@@ -76,7 +77,7 @@ def with_levels(run: Run) -> Run:
 
 def test_point_estimates_are_those_stored(make_run: MakeRun) -> None:
     """The numbers were stored before questions were resampled within tasks: only intervals and verdicts changed."""
-    found, stored = dict(flat(estimates(make_run))), dict(flat(json.loads(STORED.read_text())))
+    found, stored = dict(flat(estimates(make_run))), dict(flat(json.loads(gzip.decompress(STORED.read_bytes()))))
     assert found.keys() == stored.keys()
     numbers = {place for place, value in stored.items() if isinstance(value, float)}
     assert {x: found[x] for x in found if x not in numbers} == {x: stored[x] for x in stored if x not in numbers}

@@ -84,7 +84,7 @@ def test_a_lead_that_one_of_many_methods_reaches_by_chance_is_not_the_headline(m
     placed = rank_ranges(run, rows)
     assert not any(one.faster for one in placed.values())
     stated = headline(rows, [], placed)
-    assert stated.startswith("No method is significantly faster than AR if all 8 are compared at once; highest estimate")
+    assert stated.startswith("No method is significantly faster than AR if all 8 are compared at once; highest est")
     alone = [rows[0], next(row for row in rows if row.comparison == "faster")]
     assert " is faster: " in headline(alone, [], rank_ranges(run, alone))
 
