@@ -390,7 +390,7 @@ def _compared(a: Run, b: Run, label: str, task: str, voided: Change | None, apar
     sides = [paired(*both) for both in zip(asked, references, strict=True)]
     both = {_prompt(row) for row in sides[0][0]} & {_prompt(row) for row in sides[1][0]}
     kept = [tuple(sorted((r for r in rows if _prompt(r) in both), key=_prompt) for rows in side) for side in sides]
-    own, times = [rows for rows, _ in kept], [PairedTimes(*side) for side in kept]
+    own, times = [rows for rows, _ in kept], [PairedTimes(rows, base) for rows, base in kept]
     made = [{(*_prompt(row), row.repeat): _answer(row) for row in rows} for rows in own]
     twice = [key for key in made[0] if key in made[1]]
     if failed := _failures(label, asked) or _failures(a.baseline, references):
