@@ -198,7 +198,8 @@ class FeatureDecoder(DrafterDecoder):
         self._features: list[Tensor] = []  # [1, n, h] of each layer: the prompt's, until `on_prefill`
 
     def own_lm_heads(self) -> list[tuple[Tensor, Tensor | None]]:
-        return self.drafter.lm_heads()
+        heads: list[tuple[Tensor, Tensor | None]] = self.drafter.lm_heads()
+        return heads
 
     def metadata(self) -> dict[str, Any]:
         drafter = {"layers": list(self.layers), "drafter_hash": hash_tensors(self.drafter.state_dict())}
