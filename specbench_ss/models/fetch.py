@@ -7,6 +7,7 @@ A model is built in a temporary folder and renamed when it is complete.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -20,7 +21,7 @@ import torch
 from filelock import FileLock, Timeout
 from huggingface_hub import constants, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.file_download import http_get
-from huggingface_hub.utils import build_hf_headers, logging
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from safetensors import SafetensorError
 
 from specbench_ss.errors import UserError, first_line, os_reason
@@ -93,14 +94,20 @@ def from_hub(source: SourceFile, log: Log) -> Path:
         log(f"{source.name} is in the Hugging Face cache")
         return Path(cached)
     part, url = partial_file(source), hf_hub_url(source.project, source.name, revision=source.version)
-    logging.set_verbosity_error()  # retries are shown by the progress bar
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its warnings of retries
     try:
         with part.open("ab") as out:
             start = out.tell()
             there = f", of which {start / 1e6:,.1f} MB are there" if start else ""
             log(f"downloading {source.name} ({source.size / 1e6:,.1f} MB{there}) from {constants.ENDPOINT}")
-            options = {"resume_size": start, "expected_size": source.size, "displayed_filename": source.name}
-            http_get(url, out, headers=build_hf_headers(), **options)
+            http_get(
+                url,
+                out,
+                resume_size=start,
+                headers=build_hf_headers(),
+                expected_size=source.size,
+                displayed_filename=source.name,
+            )
     except Exception as error:  # of the hub, the network and the disk
         if disk_error(error):
             raise
