@@ -7,7 +7,6 @@ A model is built in a temporary folder and renamed when it is complete.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 import subprocess
