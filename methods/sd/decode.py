@@ -251,10 +251,14 @@ class TwoModel(Decoder):
     def vocabulary_of(
         cls, options: TwoModelOptions, base: ModelInfo, draft: ModelInfo, frequent_tokens: Tensor | None
     ) -> DraftVocabulary:
-        """Return the tokens that are drafted, which both models have. Raise UserError for an unsupported option."""
-        common = min(base.vocab_size, draft.vocab_size)
+        """Return the tokens that are drafted: those of both models, or the draft's own if drafts are tokenised again.
+
+        Raise UserError for an unsupported option.
+        """
+        vocab = draft.vocab_size if mismatch(base, draft) else base.vocab_size
+        common = min(vocab, draft.vocab_size)
         chosen = draft_vocabulary(options.draft_vocab, common, cls.name, frequent=frequent_tokens)
-        vocabulary = replace(chosen, vocab=base.vocab_size)
+        vocabulary = replace(chosen, vocab=vocab)
         if options.form == "tree" and vocabulary.selected:
             vocabulary.require(options.k, cls.name)
         return vocabulary

@@ -23,8 +23,8 @@ ADAPTER, ADAPTER_CONFIG = fine_tuned.ADAPTER, fine_tuned.ADAPTER_CONFIG
 class Draft:
     """A causal LM with its KV cache. `calls` are its forward passes since `reset`.
 
-    vocabulary: the drafted tokens among the target's. Logits over all tokens are cut to the target's, or padded with
-    zero probability. Ids without an embedding are replaced by its last one.
+    vocabulary: the drafted tokens among the target's, or the draft's own if drafts are tokenised again. Logits over all
+    tokens are cut to it, or padded with zero probability. Ids without an embedding are replaced by its last one.
     """
 
     def __init__(self, model: Target, vocabulary: DraftVocabulary) -> None:

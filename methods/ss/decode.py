@@ -289,6 +289,7 @@ class SpeculativeStreaming(Decoder):
         other = type(self)(self.target, options, self.streams, self.advice)
         if other.vocabulary.selected == self.vocabulary.selected:
             other.conditioning = self.conditioning
+        other.conditioning.prepare()
         return other
 
     # -- rows and masks -----------------------------------------------------------------------------------------

@@ -164,8 +164,10 @@ class UNO(DrafterDecoder):
         return {"block": blocks, **self.vocabulary_sizes()}
 
     def drafter_weights(self) -> Iterable[Tensor]:
-        """Return the weights of a draft pass: the target's and the LoRA's."""
-        return [*read_by_a_pass(self.target.model), *self.drafter.parameters()]
+        """Return the weights of a draft pass: the target's, of the LM head the selected rows, and the LoRA's."""
+        head = self.target.unembed.data_ptr() if self.head_rows else 0
+        read = [weight for weight in read_by_a_pass(self.target.model) if weight.data_ptr() != head]
+        return [*read, *(rows.weight for rows in self.head_rows), *self.drafter.parameters()]
 
     def max_tokens_per_step(self) -> int:
         return 1 + max(self.size, self.tree_nodes)

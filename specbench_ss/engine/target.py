@@ -233,7 +233,7 @@ class Target(ModelInfo):
         """Return a target on the same weights with another LM head for inference: states [.., h] -> logits [.., n]."""
         other = copy.copy(self)
         other._head, other._cache, other.derived = head, None, WeakSet()
-        other.graphs = None if self.graphs is None else self.graphs.of_another()
+        other.graphs = None if self.graphs is None else self.graphs.of_draft()
         return other
 
     def inherit_cuda_graphs(self, base: Target) -> None:

@@ -50,15 +50,16 @@ def vectors_hash(tensors: Iterable[tuple[str, Tensor]]) -> str:
     roundings of one model, since these vectors are not quantized, and for names of transformers and of llama.cpp. The
     norms of layers are left out: AWQ scales them.
     """
-    vectors = [value.detach().to("cpu", torch.bfloat16) for name, value in tensors if _is_hashed(name, value)]
+    vectors = [value.detach().to("cpu", torch.bfloat16) for name, value in tensors if is_vector(name, value.ndim)]
     if not vectors or len(torch.cat(vectors).float().unique()) <= 2:  # ones and zeros
         return ""
     digests = sorted(hashlib.sha256(vector.view(torch.uint8).numpy().tobytes()).digest() for vector in vectors)
     return hashlib.sha256(b"".join(digests)).hexdigest()[:16]
 
 
-def _is_hashed(name: str, value: Tensor) -> bool:
-    return value.ndim == 1 and (name.endswith(".bias") or LAYER_NUMBER.search(name) is None)
+def is_vector(name: str, dimensions: int) -> bool:
+    """Return True for a bias, or a norm outside the layers."""
+    return dimensions == 1 and (name.endswith(".bias") or LAYER_NUMBER.search(name) is None)
 
 
 def _vectors_of(model: str) -> Iterator[tuple[str, Tensor]]:
@@ -87,7 +88,7 @@ def _safetensors_vectors(file: Path) -> Iterator[tuple[str, Tensor]]:
     try:
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118
-                if len(opened.get_slice(name).get_shape()) == 1:
+                if is_vector(name, len(opened.get_slice(name).get_shape())):
                     yield name, opened.get_tensor(name)
     except (OSError, SafetensorError):  # a hub model that is downloaded in part; loading reports damaged files
         return

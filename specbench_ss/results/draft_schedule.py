@@ -160,10 +160,9 @@ def _as_fast(run: Run, entries: Sequence[ScheduleEntry]) -> list[ScheduleEntry]:
     seconds, tokens, strata = by_question(samples)
     if seconds.shape[1] < FEWEST:
         return [fastest]
-    _, *ratios = pairwise(seconds, tokens, strata, run.processes, simultaneous=False)[
-        0
-    ]  # how many times as fast the fastest one is
-    return [fastest, *(entry for entry, (low, _) in zip(others, ratios, strict=True) if low <= 1)]
+    intervals = pairwise(seconds, tokens, strata, run.processes, simultaneous=False)
+    over_others = intervals[0][1:]  # how many times as fast the fastest one is
+    return [fastest, *(entry for entry, (low, _) in zip(others, over_others, strict=True) if low <= 1)]
 
 
 def _choice(entries: Sequence[ScheduleEntry]) -> ScheduleEntry | None:

@@ -18,7 +18,8 @@ from specbench_ss.results.text import format_number
 from specbench_ss.runs.records import Key, Run, SampleRecord
 from specbench_ss.stats.intervals import FEWEST, Floats
 
-LEAST = 2.2  # times as long as usual: contexts and drafts of other lengths change a step by less
+LEAST = 2.2  # times as long as usual: contexts of other lengths change a step by less
+MOST_FITTED = 500  # samples: the fit compares all pairs
 DEVIATIONS = 3.5  # of a sample from the median, in scaled median absolute deviations (Iglewicz and Hoaglin 1993)
 SCALE = 1.4826  # standard deviation of a normal distribution / its median absolute deviation
 
@@ -35,7 +36,7 @@ def outliers(run: Run) -> Mapping[Key, Outlier]:
     """Return the outliers of a run, among samples that ran one at a time.
 
     A sample is one if it is far from the median of its method, and still half as far after the excess of the other
-    methods on its prompt is subtracted: a long context slows all of them. Prefill is compared with that of the others.
+    methods on its prompt is subtracted: a long context slows all of them.
     """
     samples = {label: [row for row in run.of(label) if row.ok and row.wall_s and _units(row)] for label in run.labels}
     starts: dict[tuple[str, int], list[float]] = defaultdict(list)
@@ -71,13 +72,30 @@ def _start(row: SampleRecord) -> float:
 def _excess(rows: Sequence[SampleRecord], usual: Mapping[tuple[str, int], float]) -> Floats:
     """Return the logarithm of each sample's time over the expected one [samples], less its median.
 
-    usual: seconds of prefill of each prompt. The expected time is that and the method's median time per step.
+    usual: seconds of prefill of each prompt, over all methods. The expected time is the method's usual multiple of
+    that, and its time per step with as many verified nodes.
     """
-    wall_s = np.array([row.wall_s for row in rows], dtype=np.float64)
+    wall_s, nodes = np.array([(row.wall_s, row.verified_nodes or 0) for row in rows], dtype=np.float64).T
     start, units = np.array([(_start(row), _units(row)) for row in rows], dtype=np.float64).T
-    expected = np.array([usual[row.question_id, row.turn] for row in rows])
-    logs = np.log(wall_s / (expected + units * np.median((wall_s - start) / units)))
+    prefill = np.array([usual[row.question_id, row.turn] for row in rows])
+    multiple = np.median(start[prefill > 0] / prefill[prefill > 0]) if prefill.any() else 0.0
+    logs = np.log(wall_s / (multiple * prefill + units * _step_seconds((wall_s - start) / units, nodes / units)))
     return np.asarray(logs - np.median(logs))
+
+
+def _step_seconds(seconds: Floats, nodes: Floats) -> Floats:
+    """Return the usual time per step [samples] for these numbers of nodes per step: a line that outliers do not bend.
+
+    It is that of Theil (1950) and Sen (1968), of at most MOST_FITTED samples. A method with a constant number of nodes
+    has one time.
+    """
+    every = math.ceil(len(nodes) / MOST_FITTED)
+    slope = 0.0
+    if np.ptp(nodes[::every]) > 0:
+        from scipy.stats import theilslopes  # takes half a second
+
+        slope = max(0.0, float(theilslopes(seconds[::every], nodes[::every]).slope))
+    return np.asarray(np.median(seconds - slope * nodes) + slope * nodes)
 
 
 def sentence(found: Sequence[Outlier], samples: int, without: str) -> str:

@@ -472,7 +472,8 @@ def _with_outliers(run: Run, summaries: list[SummaryRow]) -> list[SummaryRow]:
             valid = sorted((row for row in concerned if row.speedup), key=lambda row: -(row.speedup or 0.0))
             without = [(row.method, _speedup_of(rows, row.method, run.baseline)) for row in valid[:SHOWN]]
             shown = ", ".join(f"{label} {format_speedup(speedup)}" for label, speedup in without if speedup)
-            line = outliers.sentence(own, len(run.of(summary.method)), shown.removeprefix(f"{summary.method} "))
+            samples = sum(row.ok for row in run.of(summary.method) if summary.task in (OVERALL, row.category))
+            line = outliers.sentence(own, samples, shown.removeprefix(f"{summary.method} "))
             summary = replace(summary, health=(*summary.health, line))
         made.append(summary)
     return made
