@@ -34,8 +34,8 @@ class Outlier:
 def outliers(run: Run) -> Mapping[Key, Outlier]:
     """Return the outliers of a run, among samples that ran one at a time.
 
-    A sample is one if it is far from the median of its method, and the other methods are not half as far from theirs on
-    the same prompt: a long context slows all of them. Prefill is compared with that of the other methods, on the same prompt.
+    A sample is one if it is far from the median of its method, and still half as far after the excess of the other
+    methods on its prompt is subtracted: a long context slows all of them. Prefill is compared with that of the others.
     """
     samples = {label: [row for row in run.of(label) if row.ok and row.wall_s and _units(row)] for label in run.labels}
     starts: dict[tuple[str, int], list[float]] = defaultdict(list)
@@ -52,7 +52,8 @@ def outliers(run: Run) -> Mapping[Key, Outlier]:
         limit = max(math.log(LEAST), DEVIATIONS * SCALE * float(np.median(np.abs(values))))
         for row, value in zip(samples[label], values.tolist(), strict=True):
             others = [other for name, other in on_prompt[row.prompt].items() if name != label]
-            if value > limit and (not others or median(others) < value / 2):
+            own = value - (median(others) if others else 0.0)  # not shared by the other methods
+            if value > limit and own > min(limit, value / 2):
                 found[row.key] = Outlier(row, math.exp(value))
     return found
 
