@@ -29,8 +29,8 @@ NOT_SHOWN = ("n counts", run_ranking.NO_MEAN)  # the ranking has neither n nor q
 SHOWN = 3  # notices on the first screen
 RESULTS = (("error", "wrong"), ("warning", "warning"), ("unknown", "not checked"), ("ok", "ok"))
 RANKS = (
-    "A rank such as 1–3 is open: the order of two methods counts if the 95 % interval of their ratio, paired by "
-    "question, excludes 1."
+    "A rank such as 1–3 is open: the order of two methods counts if the interval of their ratio, paired by question, "
+    "excludes 1. These intervals hold for all pairs together in 95 % of runs."
 )
 ABSENT = {  # parts of the page -> how to record them
     "matrix": f"Results by task: at least {FEWEST} questions per task (`--limit {FEWEST}`).",

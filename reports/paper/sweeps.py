@@ -23,12 +23,12 @@ from specbench_ss.reports.paper.experiment import (
 from specbench_ss.reports.paper.figures import TIMES, bars, lines, plot
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.concurrency import requests_of
-from specbench_ss.results.ranking import by_question
 from specbench_ss.results.report import Claim, Grid, Part, Plot, Request, Result, Value
 from specbench_ss.results.text import interval
 from specbench_ss.runs.config import Load, RunConfig
 from specbench_ss.runs.records import Run
 from specbench_ss.stats.intervals import FEWEST, pairwise
+from specbench_ss.stats.pairs import together
 
 X = float | str
 
@@ -333,13 +333,13 @@ def _ranks(run: Run, labels: Mapping[int, str], size: int) -> dict[int, str]:
     best only if it is slower in every repeat; with one repeat, or few questions, no length differs.
     """
     samples = [requests_of(run, label, Load(size)) for label in labels.values()]
-    seconds, tokens, _ = by_question(samples)
+    seconds, tokens, _ = together(samples)
     if seconds.shape[1] < FEWEST:
         return {}
     paces = (seconds.sum(1) / tokens.sum(1)).tolist()
     best = paces.index(min(paces))
     repeats = {row.repeat for row in samples[best]}
-    parts = [by_question([[row for row in own if row.repeat == repeat] for own in samples]) for repeat in repeats]
+    parts = [together([[row for row in own if row.repeat == repeat] for own in samples]) for repeat in repeats]
     decidable = len(parts) > 1 and all(seconds.shape[1] >= FEWEST for seconds, _, _ in parts)
     bounds = [pairwise(*part, simultaneous=False)[best] for part in parts] if decidable else []
     slower = [decidable and all(bound[i][0] > 1 for bound in bounds) for i in range(len(labels))]

@@ -34,11 +34,12 @@ from specbench_ss.reports.paper.figures import bars
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.quality import MARGIN, conservative_interval, non_inferiority
 from specbench_ss.results.report import Claim, Column, Grid, Part, Request, Result, Value
-from specbench_ss.results.summary import OVERALL, SummaryRow, paired
+from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.text import end, interval, interval_of, pluralize
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.records import Run
 from specbench_ss.stats.intervals import FEWEST, Floats, ratio_interval
+from specbench_ss.stats.pairs import Pairs
 
 BASELINE, FROZEN = "Baseline", "Frozen base"  # the latter is a separate row if Baseline is a fine-tune
 SHARED, DRAFT_MODEL = "SS-Shared", "2-Model SD"
@@ -406,7 +407,8 @@ def _by_question(run: Run, pair: Pair, task: str, column: str) -> tuple[Floats, 
     """Return means of a column over the samples of each question that both answered, [questions] each."""
     rows = [[r for r in run.rows if r.method == label and r.category == task] for label in pair]
     given: dict[str, list[tuple[float, float]]] = {}
-    for own, other in zip(*paired(*rows), strict=True):
+    pairs = Pairs(*rows)
+    for own, other in zip(pairs.own, pairs.other, strict=True):
         mine, theirs = getattr(own, column), getattr(other, column)
         if mine is not None and theirs is not None:
             given.setdefault(own.question_id, []).append((mine, theirs))

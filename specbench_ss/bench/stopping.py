@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from specbench_ss.results.summary import PairedTimes, paired
 from specbench_ss.runs.config import StoppingRule
 from specbench_ss.runs.records import SampleRecord
-from specbench_ss.stats.intervals import FEWEST, LEVEL, TIMING_FLOOR, Floats, log_ratio, strata_of
+from specbench_ss.stats.intervals import FEWEST, LEVEL, TIMING_FLOOR, Floats, strata_of
+from specbench_ss.stats.pairs import Pairs
 
 KNOWN = 8  # degrees of freedom from which the spread of repeats is used for predictions
 SURE = 0.95  # confidence that repeats cannot help, at which they end
@@ -69,34 +69,31 @@ def widest_ci(rows: Sequence[SampleRecord], labels: Sequence[str], repeats: int)
 
 
 def _width(label: str, own: Sequence[SampleRecord], ref: Sequence[SampleRecord]) -> Width:
-    mine, theirs = paired(own, ref)
-    times = PairedTimes(mine, theirs)
+    times = Pairs(own, ref)
     around, speedup = times.interval(), times.speedup()
     if around is None or not speedup:
         return Width(label, None, None)
     half = (around[1] - around[0]) / 2 / speedup
-    share = repeats_share(mine, theirs)
+    share = repeats_share(times)
     floor = min(half, times.processes * TIMING_FLOOR)
     at_best = None if share is None else floor + (half - floor) * math.sqrt(1 - share)
-    ref_s, ref_tokens, own_s, own_tokens = times.by_question()
-    freedom = log_ratio((ref_s, own_tokens), (ref_tokens, own_s), times.strata).freedom
-    return Width(label, half, at_best, len(times.questions), freedom, floor)
+    return Width(label, half, at_best, len(times.questions), times.log_speedup().freedom, floor)
 
 
-def repeats_share(own: Sequence[SampleRecord], ref: Sequence[SampleRecord]) -> float | None:
+def repeats_share(pairs: Pairs[SampleRecord]) -> float | None:
     """Return an upper bound of the share of repeats in the interval's squared width; None if unknown.
 
-    own, ref: paired samples. Each repeat of a question has an influence on the logarithm of the speedup; the variance
-    of their mean is compared with that of questions within tasks. Both are estimates: the share is the upper end of its
-    one-sided interval, by the F distribution.
+    Each repeat of a question has an influence on the logarithm of the speedup; the variance of their mean is compared
+    with that of questions within tasks. Both are estimates: the share is the upper end of its one-sided interval, by
+    the F distribution.
     """
     sums: dict[str, dict[int, Floats]] = {}
-    for a, b in zip(own, ref, strict=True):
+    for a, b in zip(pairs.own, pairs.other, strict=True):
         parts = np.array([b.wall_s or 0.0, a.tokens or 0, b.tokens or 0, a.wall_s or 0.0], dtype=np.float64)
         of_question = sums.setdefault(a.question_id, {})
         of_question[a.repeat] = of_question.get(a.repeat, np.zeros(4)) + parts
     most = max((len(of) for of in sums.values()), default=0)
-    task = {row.question_id: row.category for row in own}
+    task = {row.question_id: row.category for row in pairs.own}
     chosen = [question for question, of in sums.items() if len(of) == most]
     whole = [np.stack(list(sums[question].values())) for question in chosen]
     if len(whole) < FEWEST or len(whole) * (most - 1) < KNOWN:

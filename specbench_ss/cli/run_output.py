@@ -35,9 +35,10 @@ from specbench_ss.models.checkpoint import advice_text
 from specbench_ss.options import option_values, value_text
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.terminal import print_answer, print_concurrency, print_short, print_verbose
-from specbench_ss.results.text import parameters, pluralize
+from specbench_ss.results.text import format_number, parameters, pluralize
 from specbench_ss.runs.config import OutputOptions, RunConfig, decoding, verification_text
 from specbench_ss.runs.records import Run, SampleRecord
+from specbench_ss.stats.pairs import mean_acceptance_length
 from specbench_ss.suite import SuiteData
 
 PLAIN_LINES = 10  # progress lines of a run without a terminal
@@ -70,7 +71,7 @@ class RunningTotals:
     def cells(self) -> list[str]:
         """Return samples, tokens/s and tokens per step as text."""
         rate = f"{self.tokens / self.seconds:.1f}" if self.seconds else "–"
-        tau = f"{self.step_tokens / self.steps:.2f}" if self.steps else "–"
+        tau = format_number(mean_acceptance_length(self.step_tokens, self.steps))
         return [f"{self.samples}" + (f" ({self.failed} failed)" if self.failed else ""), rate, tau]
 
 

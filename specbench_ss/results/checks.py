@@ -15,11 +15,12 @@ from typing import Any, Literal
 
 from specbench_ss.results.concurrency import concurrency_rows, missing
 from specbench_ss.results.sample_checks import comparable, unfinished
-from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, paired
+from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.text import format_number, format_speedup, interval, pluralize
 from specbench_ss.runs.environment import between_sessions, is_of_times
 from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.stats.intervals import FEWEST, Comparison, compare
+from specbench_ss.stats.pairs import Pairs
 
 OF_METHOD = 0.1  # share of noisy samples from which a method is marked
 
@@ -254,9 +255,11 @@ def _noisy_text(run: Run, rows: Sequence[SummaryRow], noisy: Sequence[str]) -> s
 
 def _without_noise(run: Run, row: SummaryRow) -> Comparison:
     """Return the comparison of a method without noisy samples; that of its row if none of its pairs is noisy."""
-    pairs = paired(run.of(row.method), run.of(run.baseline))
-    quiet = paired(*([sample for sample in side if not sample.noise_reason] for side in pairs))
-    return row.comparison if len(quiet[0]) == len(pairs[0]) else compare(PairedTimes(*quiet).interval())
+    pairs = Pairs(run.of(row.method), run.of(run.baseline), run.processes)
+    quiet = [[sample for sample in side if not sample.noise_reason] for side in (pairs.own, pairs.other)]
+    if [len(pairs.own)] * 2 == [len(side) for side in quiet]:
+        return row.comparison
+    return compare(Pairs(*quiet, run.processes).interval())
 
 
 def _seen(row: SampleRecord, manifest: Mapping[str, Any]) -> bool:

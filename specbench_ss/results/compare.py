@@ -27,7 +27,7 @@ from specbench_ss.results.analysis import Results, load_run
 from specbench_ss.results.frames import frame
 from specbench_ss.results.quality import measures
 from specbench_ss.results.ranking import quality_text
-from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, failing, paired
+from specbench_ss.results.summary import OVERALL, SummaryRow, failing
 from specbench_ss.results.text import MISSING
 from specbench_ss.runs.columns import OF_INTERVAL, Column, columns_of
 from specbench_ss.runs.config import decoding
@@ -35,6 +35,7 @@ from specbench_ss.runs.environment import between_sessions, machine_changes
 from specbench_ss.runs.manifest import engine_of
 from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.stats.intervals import Floats, Interval, Strata, mean_interval, ratio_interval, strata_of
+from specbench_ss.stats.pairs import Pairs
 
 SHOWN = 12  # characters of a hash
 HASH = 40  # characters from which a text of hexadecimal digits is taken for a hash
@@ -387,10 +388,13 @@ def _compared(a: Run, b: Run, label: str, task: str, voided: Change | None, apar
         [[row for row in run.of(one) if task in (OVERALL, row.category)] for run in (a, b)]
         for one in (label, a.baseline)
     )
-    sides = [paired(*both) for both in zip(asked, references, strict=True)]
-    both = {_prompt(row) for row in sides[0][0]} & {_prompt(row) for row in sides[1][0]}
-    kept = [tuple(sorted((r for r in rows if _prompt(r) in both), key=_prompt) for rows in side) for side in sides]
-    own, times = [rows for rows, _ in kept], [PairedTimes(rows, base) for rows, base in kept]
+    sides = [Pairs(*both) for both in zip(asked, references, strict=True)]
+    both = {_prompt(row) for row in sides[0].own} & {_prompt(row) for row in sides[1].own}
+    kept = [
+        [sorted((r for r in rows if _prompt(r) in both), key=_prompt) for rows in (of.own, of.other)] for of in sides
+    ]
+    times = [Pairs(*side, processes=run.processes) for side, run in zip(kept, (a, b), strict=True)]
+    own = [of.own for of in times]
     made = [{(*_prompt(row), row.repeat): _answer(row) for row in rows} for rows in own]
     twice = [key for key in made[0] if key in made[1]]
     if failed := _failures(label, asked) or _failures(a.baseline, references):
@@ -402,7 +406,7 @@ def _compared(a: Run, b: Run, label: str, task: str, voided: Change | None, apar
     return ComparedRow(
         task=task,
         method=label,
-        n_prompts=len(times[0].method_s),
+        n_prompts=times[0].n_prompts,
         n_questions=len(times[0].questions),
         n_failed_a=n_failed[0],
         n_failed_b=n_failed[1],
@@ -414,7 +418,9 @@ def _compared(a: Run, b: Run, label: str, task: str, voided: Change | None, apar
     )
 
 
-def _of_times(times: Sequence[PairedTimes], voided: Change | None, apart: Mapping[str, str]) -> dict[str, Change]:
+def _of_times(
+    times: Sequence[Pairs[SampleRecord]], voided: Change | None, apart: Mapping[str, str]
+) -> dict[str, Change]:
     if voided:
         return dict.fromkeys(("speedup", "tokens_per_s"), voided)
     sums = [of.by_question() for of in times]

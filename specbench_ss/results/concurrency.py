@@ -11,10 +11,8 @@ from typing import Any
 from specbench_ss.results.summary import (
     Counted,
     Number,
-    PairedTimes,
     counted,
     latencies,
-    paired,
     safe_div,
     total,
     tpot_s,
@@ -23,6 +21,7 @@ from specbench_ss.runs.columns import Ends
 from specbench_ss.runs.config import GOODPUT, Load, loads_of
 from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.stats.intervals import Comparison, Interval, compare
+from specbench_ss.stats.pairs import Pairs, mean_acceptance_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +119,7 @@ def _row(run: Run, label: str, load: Load, baseline: Sequence[SampleRecord], pla
     met = sum(_within(row, limits) for row in good) if limits else None
     tokens, throughput = int(total(good, "tokens")), safe_div(total(good, "tokens"), wall_s)
     itself = label == run.baseline
-    times = PairedTimes(*paired(asked, baseline))
+    times = Pairs(asked, baseline, run.processes)
     closed = load.rate is None  # else the arrivals set the throughput, and requests wait for each other
     around = times.interval() if closed and not itself else None
     verdict: Comparison | None = "baseline" if itself else compare(around) if closed else None
@@ -141,7 +140,7 @@ def _row(run: Run, label: str, load: Load, baseline: Sequence[SampleRecord], pla
         speedup=times.speedup(),
         speedup_interval=around,
         comparison=verdict,
-        mean_acceptance_length=safe_div(total(good, "later"), counted(counts, "steps")),
+        mean_acceptance_length=mean_acceptance_length(total(good, "later"), counted(counts, "steps")),
         acceptance_rate=safe_div(counted(counts, "accepted_tokens"), counted(counts, "draft_nodes")),
         same_output=None if itself and alone else _same_output(run, good),
         waits=latencies(good),

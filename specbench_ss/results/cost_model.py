@@ -17,9 +17,10 @@ from typing import Any, final
 
 from specbench_ss.engine.numerics import arithmetic
 from specbench_ss.options import REFERENCE
-from specbench_ss.results.summary import PARTS, Number, PairedTimes, Tally, paired, safe_div, tally
+from specbench_ss.results.summary import PARTS, Number, Tally, safe_div, tally
 from specbench_ss.results.text import format_number, percent
 from specbench_ss.runs.records import Run, SampleRecord
+from specbench_ss.stats.pairs import Pairs
 
 
 @final
@@ -105,10 +106,10 @@ def pairs(run: Run, invalid: Collection[str] = ()) -> list[PairedCost]:
 
     invalid: labels of the methods without a speedup over all tasks.
     """
-    both = [(label, *paired(run.of(label), run.of(run.baseline))) for label in run.labels]
+    both = [(label, Pairs(run.of(label), run.of(run.baseline))) for label in run.labels]
     return [
-        PairedCost(_work(run, label, rows), _work(run, run.baseline, baseline), label in invalid)
-        for label, rows, baseline in both
+        PairedCost(_work(run, label, of.own), _work(run, run.baseline, of.other), label in invalid)
+        for label, of in both
     ]
 
 
@@ -318,9 +319,9 @@ def waterfalls(worked: Iterable[PairedCost]) -> dict[str, Waterfall]:
 
 def _waterfall(pair: PairedCost) -> Waterfall | None:
     method, baseline = pair.method, pair.baseline
-    times = PairedTimes(*paired(method.rows, baseline.rows))
-    start = safe_div(float(times.baseline_s.sum()), float(times.baseline_tokens.sum()))
-    end = safe_div(float(times.method_s.sum()), float(times.method_tokens.sum()))
+    times = Pairs(method.rows, baseline.rows)
+    start = safe_div(float(times.other_s.sum()), float(times.other_tokens.sum()))
+    end = safe_div(float(times.own_s.sum()), float(times.own_tokens.sum()))
     if not start or not end or not method.tally.steps or not baseline.tally.steps or method.tally.tau is None:
         return None
 

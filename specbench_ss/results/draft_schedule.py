@@ -9,11 +9,10 @@ from itertools import groupby
 from typing import Any
 
 from specbench_ss.results.concurrency import ConcurrencyRow, level_rows, requests_of
-from specbench_ss.results.ranking import by_question
-from specbench_ss.results.summary import PairedTimes, paired
 from specbench_ss.runs.config import Load
 from specbench_ss.runs.records import Run
 from specbench_ss.stats.intervals import FEWEST, Interval, pairwise
+from specbench_ss.stats.pairs import Pairs, together
 
 VLLM = "vLLM"
 
@@ -147,7 +146,7 @@ def _faster_in_every_repeat(run: Run, entry: ScheduleEntry) -> bool:
     """Return True if the speedup is above 1 in every repeat: noise of a whole level is in no interval."""
     samples, baseline = (requests_of(run, label, _load(entry)) for label in (entry.method, run.baseline))
     by_repeat = ([row for row in samples if row.repeat == repeat] for repeat in {row.repeat for row in samples})
-    return all((PairedTimes(*paired(rows, baseline)).speedup() or 0.0) > 1 for rows in by_repeat)
+    return all((Pairs(rows, baseline).speedup() or 0.0) > 1 for rows in by_repeat)
 
 
 def _as_fast(run: Run, entries: Sequence[ScheduleEntry]) -> list[ScheduleEntry]:
@@ -157,7 +156,7 @@ def _as_fast(run: Run, entries: Sequence[ScheduleEntry]) -> list[ScheduleEntry]:
     """
     fastest, *others = sorted(entries, key=lambda entry: -entry.speedup)
     samples = [requests_of(run, entry.method, _load(entry)) for entry in (fastest, *others)]
-    seconds, tokens, strata = by_question(samples)
+    seconds, tokens, strata = together(samples)
     if seconds.shape[1] < FEWEST:
         return [fastest]
     intervals = pairwise(seconds, tokens, strata, run.processes, simultaneous=False)

@@ -29,11 +29,12 @@ from specbench_ss.options import REFERENCE
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.frames import write_frames
 from specbench_ss.results.ranking import output, quality, short_n
-from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, paired, safe_div
+from specbench_ss.results.summary import OVERALL, SummaryRow, safe_div
 from specbench_ss.results.terminal import ranked
 from specbench_ss.results.text import format_number, format_speedup, interval, table, title
 from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.stats.intervals import Comparison, Interval, compare
+from specbench_ss.stats.pairs import Pairs, mean_acceptance_length
 from specbench_ss.storage import write_text
 from specbench_ss.user_files import read_bytes
 
@@ -313,8 +314,8 @@ def _baseline(labels: Sequence[str], asked: str | None) -> str:
 
 def _row(file: AnswerFile, baseline: AnswerFile, task: str) -> RescoredRow:
     asked = [row for row in file.rows if task in (OVERALL, row.category)]
-    own, ref = _together(*paired(asked, baseline.rows), file, baseline)
-    times, itself = PairedTimes(own, ref, processes=2), file is baseline
+    times, itself = Pairs(*_equal_turns(Pairs(asked, baseline.rows), file, baseline), processes=2), file is baseline
+    own, ref = times.own, times.other
     around = None if itself else times.interval()
     answered = list(dict.fromkeys((row.question_id, row.repeat) for row in own))
     choices = [file.choices[place] for place in answered]
@@ -325,7 +326,7 @@ def _row(file: AnswerFile, baseline: AnswerFile, task: str) -> RescoredRow:
     return RescoredRow(
         task=task,
         method=file.label,
-        n_prompts=len(times.method_s),
+        n_prompts=times.n_prompts,
         n_questions=len(times.questions),
         n_left_out=len({(row.question_id, row.repeat) for row in asked} - {*answered}),
         speedup=times.speedup(),
@@ -333,7 +334,9 @@ def _row(file: AnswerFile, baseline: AnswerFile, task: str) -> RescoredRow:
         comparison="baseline" if itself else compare(around),
         speedup_geomean=times.geomean(),
         speedup_specbench=times.specbench(),
-        mean_acceptance_length=safe_div(in_steps, steps if all(c.decoding_steps for c in choices) else None),
+        mean_acceptance_length=mean_acceptance_length(
+            in_steps, steps if all(c.decoding_steps for c in choices) else None
+        ),
         mean_accept_lengths=safe_div(listed, lengths),
         tokens_per_s=safe_div(tokens, sum(row.wall_s or 0.0 for row in own)),
         n_turns=len(own),
@@ -346,13 +349,11 @@ def _row(file: AnswerFile, baseline: AnswerFile, task: str) -> RescoredRow:
     )
 
 
-def _together(
-    own: Sequence[SampleRecord], ref: Sequence[SampleRecord], *files: AnswerFile
-) -> tuple[list[SampleRecord], list[SampleRecord]]:
+def _equal_turns(pairs: Pairs[SampleRecord], *files: AnswerFile) -> tuple[list[SampleRecord], list[SampleRecord]]:
     """Return the pairs of those answers with as many turns in each of the files: steps belong to whole answers."""
     first, second = (file.choices for file in files)
-    same = [len(first[r.question_id, r.repeat].turns) == len(second[r.question_id, r.repeat].turns) for r in own]
-    kept = [pair for pair, equal in zip(zip(own, ref, strict=True), same, strict=True) if equal]
+    same = [len(first[r.question_id, r.repeat].turns) == len(second[r.question_id, r.repeat].turns) for r in pairs.own]
+    kept = [both for both, equal in zip(zip(pairs.own, pairs.other, strict=True), same, strict=True) if equal]
     return [a for a, _ in kept], [b for _, b in kept]
 
 

@@ -14,10 +14,10 @@ import msgspec
 
 from specbench_ss.errors import UserError, did_you_mean, known_words
 from specbench_ss.results.analysis import Results
-from specbench_ss.results.summary import safe_div, total
 from specbench_ss.runs.output_match import first_difference
 from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.stats.intervals import Comparison
+from specbench_ss.stats.pairs import tau_of
 from specbench_ss.storage import write_json
 from specbench_ss.user_files import decoder, read_bytes
 
@@ -200,7 +200,7 @@ def _parity(local: Run, served: Run, method: str, server: str) -> Parity:
     own, other = [mine[key] for key in both], [theirs[key] for key in both]
     prompts = tuple(_of_prompt(a, b) for a, b in zip(own, other, strict=True))
     missing, sampled = len(mine.keys() ^ theirs.keys()), _sampled(local) or _sampled(served)
-    return Parity(method, server, prompts, (_tau(own), _tau(other)), missing, sampled)
+    return Parity(method, server, prompts, (tau_of(own), tau_of(other)), missing, sampled)
 
 
 def _first(run: Run, label: str) -> dict[PromptKey, SampleRecord]:
@@ -221,11 +221,6 @@ def _of_prompt(own: SampleRecord, other: SampleRecord) -> PromptParity:
         (own.steps, other.steps),
         (own.accepted_tokens, other.accepted_tokens),
     )
-
-
-def _tau(rows: list[SampleRecord]) -> float | None:
-    known = all(row.steps is not None for row in rows)
-    return safe_div(total(rows, "later"), total(rows, "steps")) if known else None
 
 
 def differences(found: Parity) -> Iterator[str]:

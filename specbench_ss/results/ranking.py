@@ -12,15 +12,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from specbench_ss.options import REFERENCE
 from specbench_ss.results.checks import Check, baseline_noise
 from specbench_ss.results.quality import BIASED, measures
-from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, failing, paired
+from specbench_ss.results.summary import OVERALL, SummaryRow, failing
 from specbench_ss.results.text import MISSING, cut, format_speedup, interval, output_match, pluralize, title
-from specbench_ss.runs.records import Run, SampleRecord
-from specbench_ss.stats.intervals import FEWEST, Comparison, Floats, Interval, Strata, compare, pairwise
+from specbench_ss.runs.records import Run
+from specbench_ss.stats.intervals import FEWEST, Comparison, Interval, compare, pairwise
+from specbench_ss.stats.pairs import Pairs, together
 from specbench_ss.suite import MT_BENCH
 
 RANKED = ("faster", "slower", "not significant")
@@ -58,7 +57,7 @@ def rank_ranges(run: Run, summaries: Sequence[SummaryRow]) -> Mapping[str, RankR
     """
     rows = ranked(summaries)
     labels = [row.method for row in sorted(rows, key=lambda row: -(row.speedup or 0.0))]
-    seconds, tokens, strata = by_question([run.of(label) for label in (*labels, run.baseline)])
+    seconds, tokens, strata = together([run.of(label) for label in (*labels, run.baseline)])
     if seconds.shape[1] < FEWEST:
         return {}
     found = {}
@@ -69,20 +68,6 @@ def rank_ranges(run: Run, summaries: Sequence[SummaryRow]) -> Mapping[str, RankR
         ties = tuple(other for other in level if other != label)
         found[label] = RankRange(1 + faster, len(labels) - slower, ties, over_baseline[0] > 1)
     return found
-
-
-def by_question(samples: Sequence[Sequence[SampleRecord]]) -> tuple[Floats, Floats, Strata]:
-    """Return seconds and tokens of every method [methods, questions], and the strata of the questions.
-
-    Only prompts count that all methods answered. samples: of each method.
-    """
-    shared: Sequence[SampleRecord] = next(iter(samples), [])
-    for of_method in samples:
-        shared = paired(shared, of_method)[0]
-    times = [PairedTimes(paired(shared, of_method)[1], shared) for of_method in samples]
-    sums = [of.by_question() for of in times]
-    seconds, tokens = (np.stack([of[column] for of in sums]) for column in (2, 3))
-    return seconds, tokens, times[0].strata
 
 
 NOT_COMPARED, SAMPLED = "not compared", "sampled"
@@ -418,4 +403,4 @@ def task_groups(tasks: Sequence[str], chat: str = "MT-Bench") -> dict[str, tuple
 def speedup_of(run: Run, label: str, tasks: Sequence[str]) -> float | None:
     """Return the speedup of a method over the baseline on some tasks together."""
     samples, baseline = ([row for row in run.of(one) if row.category in tasks] for one in (label, run.baseline))
-    return PairedTimes(*paired(samples, baseline)).speedup()
+    return Pairs(samples, baseline).speedup()

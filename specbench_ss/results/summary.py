@@ -33,16 +33,8 @@ from specbench_ss.runs.columns import Ends
 from specbench_ss.runs.output_match import wrong_methods
 from specbench_ss.runs.records import DTYPES, Array, Run, SampleRecord, Steps
 from specbench_ss.runs.run_dir import uncompared, without_verdict
-from specbench_ss.stats.intervals import (
-    FEWEST,
-    Comparison,
-    Floats,
-    Interval,
-    compare,
-    ratio_interval,
-    speedup_interval,
-    strata_of,
-)
+from specbench_ss.stats.intervals import Comparison, Floats, Interval, compare
+from specbench_ss.stats.pairs import Pairs, mean_acceptance_length, tau_of
 
 QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
@@ -91,7 +83,7 @@ class Tally:
     @property
     def tau(self) -> float | None:
         """Return the mean acceptance length: tokens of steps / steps."""
-        return self._per_step("tokens")
+        return mean_acceptance_length(self.sums["tokens"], self.steps)
 
     @property
     def step_s(self) -> float | None:
@@ -156,97 +148,6 @@ def _reached(steps: Steps, places: Array) -> Array:
     return counted.reshape(-1, wide)
 
 
-def paired(
-    samples: Sequence[SampleRecord], baseline: Sequence[SampleRecord]
-) -> tuple[list[SampleRecord], list[SampleRecord]]:
-    """Return the samples of both that succeeded on both sides, in the same order."""
-
-    def good(rows: Sequence[SampleRecord]) -> dict[tuple[str, int, int], SampleRecord]:
-        return {r.prompt: r for r in rows if r.ok and r.tokens and (r.wall_s or 0) > 0}
-
-    by_prompt, baseline_by_prompt = good(samples), good(baseline)
-    both = [key for key in by_prompt if key in baseline_by_prompt]
-    return [by_prompt[key] for key in both], [baseline_by_prompt[key] for key in both]
-
-
-class PairedTimes:
-    """Paired times and tokens of a method and the baseline: [prompts], means over repeats.
-
-    strata: of the questions, by task. processes: how many took the times; None: two of servers, else one.
-    """
-
-    def __init__(
-        self, samples: Sequence[SampleRecord], baseline: Sequence[SampleRecord], processes: int | None = None
-    ) -> None:
-        prompts = list(dict.fromkeys((r.question_id, r.turn) for r in samples))
-        self.questions = list(dict.fromkeys(q for q, _ in prompts))
-        number = {q: i for i, q in enumerate(self.questions)}
-        task = {r.question_id: r.category for r in samples}
-        self.strata = strata_of([task[question] for question in self.questions])
-        self.processes = processes or (2 if any(r.counted for r in samples) else 1)
-        self._question = np.array([number[q] for q, _ in prompts], dtype=np.int64)
-        place = {p: i for i, p in enumerate(prompts)}
-        self._at = at = np.array(
-            [place[r.question_id, r.turn] for r in samples], dtype=np.int64
-        )  # [samples], its prompt
-        self._wall_s = np.array([r.wall_s for r in samples], dtype=np.float64)
-        self.method_s, self.method_tokens = _means(samples, at, "wall_s"), _means(samples, at, "tokens")
-        self.baseline_s, self.baseline_tokens = _means(baseline, at, "wall_s"), _means(baseline, at, "tokens")
-
-    def by_question(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return sums by question: the baseline's seconds and tokens, the method's, [questions] each."""
-        columns = (self.baseline_s, self.baseline_tokens, self.method_s, self.method_tokens)
-        a, b, c, d = (_grouped(self._question, x, len(self.questions)) for x in columns)
-        return a, b, c, d
-
-    def speedup(self) -> float | None:
-        """Return the ratio of times per token, baseline / method, each a ratio of sums."""
-        a, b, c, d = (float(x.sum()) for x in self.by_question())
-        return a / b / (c / d) if b and c and d else None
-
-    def interval(self) -> Interval | None:
-        """Return the 95% interval of `speedup`."""
-        return speedup_interval(*self.by_question(), self.strata, self.processes)
-
-    def faster_than(self, other_s: Floats) -> Interval | None:
-        """Return the 95% interval of other seconds / the method's. other_s: [samples], in their order.
-
-        An estimate below 1 needs no interval: it is that one number.
-        """
-        other = _grouped(self._question[self._at], other_s, len(self.questions))
-        measured = _grouped(self._question[self._at], self._wall_s, len(self.questions))
-        if len(measured) < FEWEST:
-            return None
-        estimate = float(other.sum() / measured.sum())
-        return (
-            (estimate, estimate)
-            if estimate <= 1
-            else ratio_interval((other,), (measured,), self.processes, self.strata)
-        )
-
-    def geomean(self) -> float | None:
-        """Return the geometric mean over prompts of the ratio of seconds per token."""
-        if not len(self.method_s):
-            return None
-        ratios = self.baseline_s / self.baseline_tokens * self.method_tokens / self.method_s
-        return float(np.exp(np.log(ratios).mean()))
-
-    def specbench(self) -> float | None:
-        """Return Spec-Bench's speedup: mean over questions of tokens per second, method / baseline."""
-        a, b, c, d = self.by_question()
-        return float((d / c).mean() / (b / a).mean()) if len(a) else None
-
-
-def _means(rows: Sequence[SampleRecord], at: Any, name: str) -> Floats:
-    values = np.array([getattr(r, name) for r in rows], dtype=np.float64)
-    return _grouped(at, values) / np.bincount(at)
-
-
-def _grouped(at: Any, values: Floats, groups: int = 0) -> Floats:
-    """Return the sums of the values that have the same number in `at`."""
-    return np.bincount(at, values, groups).astype(np.float64)
-
-
 def total(rows: Sequence[SampleRecord], name: str) -> float:
     """Return the sum of a field of the rows."""
     return float(sum(getattr(r, name) for r in rows))
@@ -271,7 +172,7 @@ def served_columns(rows: Sequence[SampleRecord]) -> dict[str, Any]:
     if not any(row.counted for row in rows):
         return {}
     return {
-        "mean_acceptance_length": safe_div(sum(row.later for row in rows), counted(rows, "steps")),
+        "mean_acceptance_length": tau_of(rows),
         "engine_acceptance_length": engine_tau(rows),
         "acceptance_rate": safe_div(counted(rows, "accepted_tokens"), counted(rows, "draft_nodes")),
         **served_positions(rows),
@@ -484,7 +385,7 @@ SHOWN = 3  # methods whose speedups without an outlier of the baseline are in it
 
 def _speedup_of(rows: Sequence[SampleRecord], label: str, baseline: str) -> float | None:
     both = ([row for row in rows if row.method == one] for one in (label, baseline))
-    return PairedTimes(*paired(*both)).speedup()
+    return Pairs(*both).speedup()
 
 
 def failing(summaries: Sequence[SummaryRow]) -> set[str]:
@@ -524,7 +425,7 @@ def _summary(
         task=task,
         method=label,
         lossless=bool(here.method["lossless"]),
-        n_prompts=len(here.times.method_s),
+        n_prompts=here.times.n_prompts,
         n_questions=len(here.times.questions),
         n_failed=sum(not r.ok for r in here.every_sample),
         **here.speedups(is_invalid),
@@ -564,9 +465,9 @@ class _Compared:
         self.run, self.label, self.method, self.verdicts = run, label, run.entry(label), verdicts
         self.reference, self.itself = run.reference(label), label == run.baseline
         self.every_sample = [r for r in rows if r.method == label]
-        self.samples, self.baseline_samples = self._paired(rows, run.baseline)
-        self.times = PairedTimes(self.samples, self.baseline_samples)
-        self.against = PairedTimes(*self._paired(rows, self.reference)) if self.reference != run.baseline else None
+        self.times = self._pairs(rows, run.baseline)
+        self.samples, self.baseline_samples = self.times.own, self.times.other
+        self.against = self._pairs(rows, self.reference) if self.reference != run.baseline else None
         self.tally, self.baseline_tally = tally(self.samples, run.steps), tally(self.baseline_samples, run.steps)
         self.interval = self.excess = self.outside = self.short = None
         if not self.itself:
@@ -578,8 +479,8 @@ class _Compared:
                 self.short = self._faster_than(lower_bound(self.samples, self.baseline_samples, run.steps, False))
             self.outside = self._faster_than(passed_seconds(self.samples, self.baseline_samples))
 
-    def _paired(self, rows: Sequence[SampleRecord], other: str) -> tuple[list[SampleRecord], list[SampleRecord]]:
-        return paired(self.every_sample, [r for r in rows if r.method == other])
+    def _pairs(self, rows: Sequence[SampleRecord], other: str) -> Pairs[SampleRecord]:
+        return Pairs(self.every_sample, [row for row in rows if row.method == other], self.run.processes)
 
     def _faster_than(self, seconds: Floats | None) -> Interval | None:
         return None if seconds is None else self.times.faster_than(seconds)

@@ -16,11 +16,11 @@ from specbench_ss.cli.main import main
 from specbench_ss.errors import UserError
 from specbench_ss.options import MethodSpec
 from specbench_ss.results.sample_checks import unfinished
-from specbench_ss.results.summary import paired
 from specbench_ss.runs.config import RunConfig, StoppingRule
 from specbench_ss.runs.records import SampleRecord
 from specbench_ss.runs.run_dir import read_run
 from specbench_ss.runs.run_options import RunOptions, read_share
+from specbench_ss.stats.pairs import Pairs
 from tests.core.test_runner import ASKED, Bench
 
 LABELS = ("ar", "m")
@@ -77,7 +77,7 @@ def test_what_repeats_can_reach_is_predicted() -> None:
     reported, true = widest_ci(few, LABELS, 4), widest_ci(many, LABELS, 64)
     assert reported.half and reported.at_best and true.half and true.half < 0.9 * reported.half
     assert 0.7 * true.half < reported.at_best < 1.05 * true.half
-    shares = [repeats_share(*paired(_of(few, "m", n), _of(few, "ar", n))) for n in (1, 4)]
+    shares = [repeats_share(Pairs(_of(few, "m", n), _of(few, "ar", n))) for n in (1, 4)]
     assert shares[0] is None and shares[1] is not None and 0.2 < shares[1] < 0.9
 
 
@@ -94,7 +94,7 @@ def test_repeats_end_where_the_last_ones_did_not_help_or_where_they_may_not_be_m
     seconds = sum(row.wall_s or 0.0 for row in rows)
     assert "(--budget)" in why_stop(rows, LABELS, 4, StoppingRule(0.012, budget=1.2 * seconds))
     assert why_stop(rows, LABELS, 4, StoppingRule(0.012, budget=1.3 * seconds)) == ""
-    monkeypatch.setattr(stopping, "repeats_share", lambda own, ref: None)
+    monkeypatch.setattr(stopping, "repeats_share", lambda pairs: None)
     for row in rows:
         if row.repeat > 1:  # two repeats that add nothing: the first two again
             row.wall_s = next(

@@ -15,12 +15,13 @@ from specbench_ss.results.analysis import Results
 from specbench_ss.results.concurrency import level_rows
 from specbench_ss.results.cost_model import waterfalls
 from specbench_ss.results.ranking import RankRange, headline, rank_ranges
-from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, paired, summarise
+from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.results.terminal import print_answer, print_verbose
 from specbench_ss.runs.config import Load
 from specbench_ss.runs.records import OutputMatch, Run
 from specbench_ss.runs.run_dir import read_run
 from specbench_ss.stats.intervals import compare
+from specbench_ss.stats.pairs import Pairs
 from tests.conftest import MakeRun
 
 LABELS = ("ar", "ss", "medusa", "ar[n=1]")
@@ -36,7 +37,7 @@ def paced(run: Run, pace: dict[str, float], noise: dict[str, float]) -> list[Sum
             row.wall_s = (row.tokens or 0) * 0.01 * (by_question[row.question_id] if row.method == "ar" else 1) / own
     rows = [row for row in summarise(run) if row.task == OVERALL]
     of = {label: [row for row in run.rows if row.method == label] for label in run.labels}
-    times = {row.method: PairedTimes(*paired(of[row.method], of["ar"])) for row in rows[1:]}
+    times = {row.method: Pairs(of[row.method], of["ar"]) for row in rows[1:]}
     bounds = {label: one.interval() for label, one in times.items()}
     changed = [
         replace(
@@ -84,7 +85,9 @@ def test_a_lead_that_one_of_many_methods_reaches_by_chance_is_not_the_headline(m
     placed = rank_ranges(run, rows)
     assert not any(one.faster for one in placed.values())
     stated = headline(rows, [], placed)
-    assert stated.startswith("No method is significantly faster than AR if all 8 are compared at once; highest est")
+    assert stated.startswith(
+        "No method is significantly faster than AR if all 8 are compared at once; highest estimate"
+    )
     alone = [rows[0], next(row for row in rows if row.comparison == "faster")]
     assert " is faster: " in headline(alone, [], rank_ranges(run, alone))
 

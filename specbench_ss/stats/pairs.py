@@ -1,0 +1,186 @@
+"""Paired samples of a method and a baseline: speedups, acceptance and sums by question, with tasks as strata.
+
+A prompt is one turn of one question. Only prompts count that both answered; repeats of a prompt are averaged, and sums
+are by question, since its turns are not independent of each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from specbench_ss.stats.intervals import (
+    FEWEST,
+    Estimate,
+    Floats,
+    Interval,
+    Strata,
+    log_ratio,
+    ratio_interval,
+    speedup_interval,
+    strata_of,
+)
+
+
+class Sample(Protocol):
+    """One output of a method for one prompt. later: tokens of its steps. counted: how a server counted tokens."""
+
+    @property
+    def question_id(self) -> str: ...
+    @property
+    def turn(self) -> int: ...
+    @property
+    def category(self) -> str: ...
+    @property
+    def prompt(self) -> tuple[str, int, int]: ...
+    @property
+    def ok(self) -> bool: ...
+    @property
+    def tokens(self) -> int | None: ...
+    @property
+    def later(self) -> int: ...
+    @property
+    def steps(self) -> int | None: ...
+    @property
+    def wall_s(self) -> float | None: ...
+    @property
+    def counted(self) -> object: ...
+
+
+S = TypeVar("S", bound=Sample)
+
+
+def mean_acceptance_length(tokens: float | None, steps: float | None) -> float | None:
+    """Return τ, tokens of steps / steps, from sums over samples; None without steps, or where one is not known."""
+    return None if tokens is None or not steps else tokens / steps
+
+
+class Pairs(Generic[S]):
+    """Samples of a method and a baseline on the prompts that both answered.
+
+    own, other: the samples of both, in the same order. questions: ids. strata: of the questions, by task. own_s,
+    own_tokens, other_s, other_tokens: [prompts], means over repeats. processes: how many took the times; None: two of
+    servers, else one.
+    """
+
+    def __init__(self, samples: Iterable[S], baseline: Iterable[S], processes: int | None = None) -> None:
+        self.own, self.other = _paired(samples, baseline)
+        self.processes = processes or (2 if any(sample.counted for sample in self.own) else 1)
+        prompts = list(dict.fromkeys((sample.question_id, sample.turn) for sample in self.own))
+        self.questions = list(dict.fromkeys(question for question, _ in prompts))
+        number = {question: i for i, question in enumerate(self.questions)}
+        place = {prompt: i for i, prompt in enumerate(prompts)}
+        self._question = np.array([number[question] for question, _ in prompts], dtype=np.int64)
+        self._prompt = np.array([place[s.question_id, s.turn] for s in self.own], dtype=np.int64)  # of each sample
+        self.own_s, self.own_tokens = (self._mean(self.own, name) for name in ("wall_s", "tokens"))
+        self.other_s, self.other_tokens = (self._mean(self.other, name) for name in ("wall_s", "tokens"))
+
+    @property
+    def n_prompts(self) -> int:
+        """Return the number of prompts."""
+        return len(self.own_s)
+
+    @cached_property
+    def strata(self) -> Strata:
+        """Return the stratum of each question, by its task."""
+        task = {sample.question_id: sample.category for sample in self.own}
+        return strata_of([task[question] for question in self.questions])
+
+    def by_question(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return sums by question: the baseline's seconds and tokens, the method's, [questions] each."""
+        columns = (self.other_s, self.other_tokens, self.own_s, self.own_tokens)
+        a, b, c, d = (_grouped(self._question, column, len(self.questions)) for column in columns)
+        return a, b, c, d
+
+    def of_samples(self, values: Sequence[float] | Floats) -> Floats:
+        """Return sums by question [questions] of values of the method's samples, in their order."""
+        return _grouped(self._question[self._prompt], np.asarray(values, np.float64), len(self.questions))
+
+    @property
+    def tau(self) -> float | None:
+        """Return the mean acceptance length of the method: tokens of steps / steps, pooled."""
+        return tau_of(self.own)
+
+    def speedup(self) -> float | None:
+        """Return the ratio of times per token, baseline / method, each a ratio of sums."""
+        a, b, c, d = (float(column.sum()) for column in self.by_question())
+        return a / b / (c / d) if b and c and d else None
+
+    def log_speedup(self) -> Estimate:
+        """Return the logarithm of `speedup` with its error. Needs FEWEST questions."""
+        other_s, other_tokens, own_s, own_tokens = self.by_question()
+        return log_ratio((other_s, own_tokens), (other_tokens, own_s), self.strata)
+
+    def interval(self) -> Interval | None:
+        """Return the 95% interval of `speedup`."""
+        return speedup_interval(*self.by_question(), self.strata, self.processes)
+
+    def faster_than(self, other_s: Floats) -> Interval | None:
+        """Return the 95% interval of other seconds / the method's. other_s: [samples], in their order.
+
+        An estimate below 1 needs no interval: it is that one number.
+        """
+        other, measured = self.of_samples(other_s), self.of_samples([sample.wall_s or 0.0 for sample in self.own])
+        if len(measured) < FEWEST:
+            return None
+        estimate = float(other.sum() / measured.sum())
+        if estimate <= 1:
+            return estimate, estimate
+        return ratio_interval((other,), (measured,), self.processes, self.strata)
+
+    def geomean(self) -> float | None:
+        """Return the geometric mean over prompts of the ratio of seconds per token."""
+        if not self.n_prompts:
+            return None
+        ratios = self.other_s / self.other_tokens * self.own_tokens / self.own_s
+        return float(np.exp(np.log(ratios).mean()))
+
+    def specbench(self) -> float | None:
+        """Return Spec-Bench's speedup: mean over questions of tokens per second, method / baseline."""
+        a, b, c, d = self.by_question()
+        return float((d / c).mean() / (b / a).mean()) if len(a) else None
+
+    def _mean(self, samples: Sequence[S], name: str) -> Floats:
+        values = np.array([getattr(sample, name) for sample in samples], dtype=np.float64)
+        return _grouped(self._prompt, values) / np.bincount(self._prompt)
+
+
+def tau_of(samples: Sequence[Sample]) -> float | None:
+    """Return the mean acceptance length of samples; None where the steps of one are not known."""
+    steps = [sample.steps for sample in samples]
+    known = None if None in steps else sum(count or 0 for count in steps)
+    return mean_acceptance_length(sum(sample.later for sample in samples), known)
+
+
+def together(samples: Sequence[Sequence[S]]) -> tuple[Floats, Floats, Strata]:
+    """Return seconds and tokens of every method [methods, questions], and the strata of the questions.
+
+    Only prompts count that all methods answered. samples: of each method, at least one.
+    """
+    shared: Iterable[S] = samples[0]
+    for of_method in samples:
+        shared = _paired(shared, of_method)[0]
+    pairs = [Pairs(shared, of_method) for of_method in samples]
+    sums = [one.by_question() for one in pairs]
+    seconds, tokens = (np.stack([of[column] for of in sums]) for column in (0, 1))
+    return seconds, tokens, pairs[0].strata
+
+
+def _paired(samples: Iterable[S], baseline: Iterable[S]) -> tuple[list[S], list[S]]:
+    """Return the samples of both that succeeded on both sides, in the order of the first."""
+    by_prompt, baseline_by_prompt = _good(samples), _good(baseline)
+    both = [key for key in by_prompt if key in baseline_by_prompt]
+    return [by_prompt[key] for key in both], [baseline_by_prompt[key] for key in both]
+
+
+def _good(samples: Iterable[S]) -> dict[tuple[str, int, int], S]:
+    """Return the samples that succeeded, by prompt and repeat."""
+    return {s.prompt: s for s in samples if s.ok and s.tokens and (s.wall_s or 0) > 0}
+
+
+def _grouped(at: Any, values: Floats, groups: int = 0) -> Floats:
+    """Return the sums of the values that have the same number in `at`."""
+    return np.bincount(at, values, groups).astype(np.float64)
