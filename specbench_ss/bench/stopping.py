@@ -100,12 +100,12 @@ def repeats_share(pairs: Pairs[SampleRecord]) -> float | None:
         return None
     columns = np.stack(whole)  # [questions, repeats, 4]
     total = columns.mean(1).sum(0)
-    pulls = (columns / total) @ np.array([1.0, 1.0, -1.0, -1.0])  # [questions, repeats]
+    influences = (columns / total) @ np.array([1.0, 1.0, -1.0, -1.0])  # [questions, repeats]
     strata = strata_of([task[question] for question in chosen])
     size = np.bincount(strata)
-    apart = pulls.mean(1) - (np.bincount(strata, pulls.mean(1)) / size)[strata]
+    apart = influences.mean(1) - (np.bincount(strata, influences.mean(1)) / size)[strata]
     of_all = float((apart**2 * (size / (size - 1))[strata]).mean())
-    of_repeats, between = pulls.var(1, ddof=1).mean() / most, len(whole) - len(size)  # degrees of freedom
+    of_repeats, between = influences.var(1, ddof=1).mean() / most, len(whole) - len(size)  # degrees of freedom
     upper = float(stats.f.ppf(SURE, between, len(whole) * (most - 1)))
     return float(min(1.0, upper * of_repeats / of_all)) if of_all > 0 else 1.0
 

@@ -1,7 +1,7 @@
-"""Confidence intervals of paired comparisons: Student's t on the pulls of questions, within tasks.
+"""Confidence intervals of paired comparisons: Student's t on the influences of questions, within tasks.
 
-To first order the logarithm of a ratio of sums changes with each question by that question's *pull*: its share of the
-sum above minus its share of the sum below. The variance of the ratio is that of the sum of all pulls in a stratified
+To first order the logarithm of a ratio of sums changes with each question by its *influence*: its share of the sum
+above minus its share of the sum below. The variance of the ratio is that of the sum of all influences in a stratified
 sample (Cochran 1977, sections 5.3 and 6.4): a suite takes questions from each of its tasks, so questions vary within
 tasks, and tasks do not vary. The degrees of freedom are those of Bell and McCaffrey (2002): long questions count more.
 
@@ -63,15 +63,15 @@ class Estimate:
         return self.value - half, self.value + half
 
 
-def estimate(value: float, pulls: Floats, shares: Floats, strata: Strata | None = None) -> Estimate:
-    """Return a statistic with its standard error from the pulls of the questions within strata.
+def estimate(value: float, influences: Floats, shares: Floats, strata: Strata | None = None) -> Estimate:
+    """Return a statistic with its standard error from the influences of the questions within strata.
 
-    pulls: [n], derivative of the statistic by the weight of each question. shares: [n], to which the standard deviation
-    of a pull is taken to be proportional, for the degrees of freedom alone.
+    influences: [n], derivative of the statistic by the weight of each question. shares: [n], to which the standard
+    deviation of an influence is taken to be proportional, for the degrees of freedom alone.
     """
-    at = np.zeros(len(pulls), np.int64) if strata is None else strata
+    at = np.zeros(len(influences), np.int64) if strata is None else strata
     size = np.bincount(at)
-    apart = pulls - (np.bincount(at, pulls) / size)[at]
+    apart = influences - (np.bincount(at, influences) / size)[at]
     # k / (k - 1) in each stratum: deviations from a mean of k questions are too small by that
     variance = float((np.bincount(at, apart**2) * (size / (size - 1))).sum())
     return Estimate(value, math.sqrt(variance), freedom(shares, at))
@@ -80,7 +80,7 @@ def estimate(value: float, pulls: Floats, shares: Floats, strata: Strata | None 
 def freedom(shares: Floats, strata: Strata) -> float:
     """Return the degrees of freedom of the variance of n questions with these standard deviations [n].
 
-    They are 2 E(v)² / Var(v) of the estimated variance v for normal pulls: n - 1 in one stratum of equal shares.
+    They are 2 E(v)² / Var(v) of the estimated variance v for normal influences: n - 1 in one stratum of equal shares.
     """
     size, squares = np.bincount(strata), (shares / shares.sum()) ** 2
     second, fourth = np.bincount(strata, squares), np.bincount(strata, squares**2)

@@ -64,9 +64,10 @@ def test_a_pull_is_how_far_the_logarithm_moves_with_a_question() -> None:
         return float(np.log((weights @ a) * (weights @ tokens) / ((weights @ b) * (weights @ tokens[::-1]))))
 
     step = 1e-6 * np.eye(9)
-    pulls = np.array([(value(1 + one) - value(1 - one)) / 2e-6 for one in step])
+    influences = np.array([(value(1 + one) - value(1 - one)) / 2e-6 for one in step])
     squares = [
-        ((pulls[strata == h] - pulls[strata == h].mean()) ** 2).sum() * k / (k - 1) for h, k in enumerate((4, 3, 2))
+        ((part - part.mean()) ** 2).sum() * k / (k - 1)
+        for part, k in ((influences[strata == h], k) for h, k in enumerate((4, 3, 2)))
     ]
     found = log_ratio((a, tokens), (b, tokens[::-1]), strata)
     assert found.value == pytest.approx(value(np.ones(9)))
@@ -74,12 +75,12 @@ def test_a_pull_is_how_far_the_logarithm_moves_with_a_question() -> None:
 
 
 def test_degrees_of_freedom() -> None:
-    """Equal questions of one task have n - 1; those of a variance of unequal normal pulls are found by simulation."""
+    """Equal questions of one task have n - 1; those of a variance of unequal normal influences are simulated."""
     assert freedom(np.ones(7), np.zeros(7, np.int64)) == pytest.approx(6)
     assert freedom(np.ones(12), np.repeat([0, 1, 2], 4)) == pytest.approx(9)
     shares, strata = np.array([5.0, 1, 1, 1, 3, 2, 1]), np.array([0, 0, 0, 0, 1, 1, 1])
-    pulls = RNG(0).normal(0, shares, (20_000, 7))
-    variances = np.array([estimate(0.0, one, shares, strata).error ** 2 for one in pulls])
+    influences = RNG(0).normal(0, shares, (20_000, 7))
+    variances = np.array([estimate(0.0, one, shares, strata).error ** 2 for one in influences])
     assert freedom(shares, strata) == pytest.approx(2 * variances.mean() ** 2 / variances.var(), rel=0.05)
 
 
