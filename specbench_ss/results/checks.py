@@ -255,11 +255,11 @@ def _noisy_text(run: Run, rows: Sequence[SummaryRow], noisy: Sequence[str]) -> s
 
 def _without_noise(run: Run, row: SummaryRow) -> Comparison:
     """Return the comparison of a method without noisy samples; that of its row if none of its pairs is noisy."""
-    pairs = Pairs(run.of(row.method), run.of(run.baseline), run.processes)
+    pairs = Pairs(run.of(row.method), run.of(run.baseline), processes=run.processes)
     quiet = [[sample for sample in side if not sample.noise_reason] for side in (pairs.own, pairs.other)]
     if [len(pairs.own)] * 2 == [len(side) for side in quiet]:
         return row.comparison
-    return compare(Pairs(*quiet, run.processes).interval())
+    return compare(Pairs(*quiet, processes=run.processes).interval())
 
 
 def _seen(row: SampleRecord, manifest: Mapping[str, Any]) -> bool:

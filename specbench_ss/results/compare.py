@@ -393,7 +393,7 @@ def _compared(a: Run, b: Run, label: str, task: str, voided: Change | None, apar
     kept = [
         [sorted((r for r in rows if _prompt(r) in both), key=_prompt) for rows in (of.own, of.other)] for of in sides
     ]
-    times = [Pairs(*side, run.processes) for side, run in zip(kept, (a, b), strict=True)]
+    times = [Pairs(*side, processes=run.processes) for side, run in zip(kept, (a, b), strict=True)]
     own = [of.own for of in times]
     made = [{(*_prompt(row), row.repeat): _answer(row) for row in rows} for rows in own]
     twice = [key for key in made[0] if key in made[1]]

@@ -119,7 +119,7 @@ def _row(run: Run, label: str, load: Load, baseline: Sequence[SampleRecord], pla
     met = sum(_within(row, limits) for row in good) if limits else None
     tokens, throughput = int(total(good, "tokens")), safe_div(total(good, "tokens"), wall_s)
     itself = label == run.baseline
-    times = Pairs(asked, baseline, run.processes)
+    times = Pairs(asked, baseline, processes=run.processes)
     closed = load.rate is None  # else the arrivals set the throughput, and requests wait for each other
     around = times.interval() if closed and not itself else None
     verdict: Comparison | None = "baseline" if itself else compare(around) if closed else None

@@ -479,7 +479,7 @@ class _Compared:
             self.outside = self._faster_than(passed_seconds(self.samples, self.baseline_samples))
 
     def _pairs(self, rows: Sequence[SampleRecord], other: str) -> Pairs[SampleRecord]:
-        return Pairs(self.every_sample, [row for row in rows if row.method == other], self.run.processes)
+        return Pairs(self.every_sample, [row for row in rows if row.method == other], processes=self.run.processes)
 
     def _faster_than(self, seconds: Floats | None) -> Interval | None:
         return None if seconds is None else self.times.faster_than(seconds)

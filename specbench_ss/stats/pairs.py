@@ -66,7 +66,7 @@ class Pairs(Generic[S]):
     servers, else one.
     """
 
-    def __init__(self, samples: Iterable[S], baseline: Iterable[S], processes: int | None = None) -> None:
+    def __init__(self, samples: Iterable[S], baseline: Iterable[S], *, processes: int | None = None) -> None:
         self.own, self.other = _paired(samples, baseline)
         self.processes = processes or (2 if any(sample.counted for sample in self.own) else 1)
         prompts = list(dict.fromkeys((sample.question_id, sample.turn) for sample in self.own))
