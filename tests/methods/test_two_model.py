@@ -90,7 +90,7 @@ def test_levels_of_a_tree_are_passes_over_their_paths(target: Target) -> None:
 
 @thorough
 def test_a_sampled_chain_has_one_distribution_for_each_token() -> None:
-    draft: Any = SimpleNamespace(feed=lambda token: torch.arange(7.0))
+    draft: Any = SimpleNamespace(feed=lambda token: torch.arange(7.0), vocabulary=DraftVocabulary(7))
     state: Any = SimpleNamespace(rng=torch.Generator().manual_seed(0))
     tokens, probs = draft_chain(draft, torch.zeros(7), 3, 0.0, SamplingParams(temperature=1.0), state)
     assert tokens.shape == (3,) and probs is not None and probs.shape == (3, 7)
