@@ -1,10 +1,9 @@
 """Conformance checks of the test suite: all of them, the costly ones on few shapes and architectures.
 
-SSBENCH_THOROUGH=1, which CI sets, tries every shape, and every architecture with half of the methods. A method meets an
-architecture only through the target, whose passes other tests hold to transformers' own on all of them, so what breaks
-on one breaks in any case. If thorough, the first shape is therefore tested in all cases on two architectures, other
-ones for every method, and in two of each check on half of the others (in one of the check `together`); else to all
-cases on one. Every other shape, which may
+SSBENCH_THOROUGH=1, which CI sets, tries every architecture and shape. A method meets an architecture only through the
+target, whose passes other tests hold to transformers' own on all of them, so what breaks on one breaks in any case.
+If thorough, the first shape is therefore tested in all cases on two architectures, other ones for every method, and in
+two of each check on the others (in one of the check `together`); else to all cases on one. Every other shape, which may
 draft in its own way, is tested in all cases on an architecture of its own, and in two of each check on the model of
 seven words.
 
@@ -31,11 +30,8 @@ LARGE = 4  # layers of the models of every architecture
 
 
 def architectures(turn: int) -> Sequence[str]:
-    """One of them, another one at every turn, so that turns have all; if thorough two, and half of the others."""
-    if not THOROUGH:
-        return two(turn)[:1]
-    others = [kind for kind in ARCHITECTURES if kind not in two(turn)]
-    return [*two(turn), *others[turn % 2 :: 2]]
+    """One of them, another one at every turn, so that those who take turns have all; every one if thorough."""
+    return ARCHITECTURES if THOROUGH else two(turn)[:1]
 
 
 def two(turn: int) -> Sequence[str]:
@@ -53,8 +49,7 @@ def checks(turn: int, thorough: bool = THOROUGH) -> tuple[Check, ...]:
     A shape is tried by one of the two statistical checks, or by both if thorough, with one kind of sampling.
     The choice differs from shape to shape and from turn to turn. A shape whose candidates are not drawn, accepted by
     the core's rule, is as exact as this rule and the logits are, which tests of the rule and other checks look at: of
-    such shapes the first is enough. If thorough, the first shape is tested by both checks by every kind of sampling if
-    it draws its candidates, and the other shapes share the kinds: each has a third of them.
+    such shapes the first is enough. If thorough, the other shapes are tested by both checks by every kind of sampling.
     """
     return tuple((_thinned if check.name in STATISTICAL else _fewer)(check, turn, thorough) for check in CHECKS)
 
@@ -113,8 +108,7 @@ def _thinned(check: Check, turn: int, thorough: bool) -> Check:
                 yield case
             else:
                 sampled.append(case)
-        third = sampled[which % 3 :: 3] if subject.number else sampled
-        yield from third if thorough and own else [sampled[which % len(sampled)]]
+        yield from sampled if thorough and own else [sampled[which % len(sampled)]]
 
     return replace(check, cases=cases)
 

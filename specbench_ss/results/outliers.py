@@ -86,8 +86,8 @@ def _excess(rows: Sequence[SampleRecord], usual: Mapping[tuple[str, int], float]
 def _step_seconds(seconds: Floats, nodes: Floats) -> Floats:
     """Return the usual time per step [samples] for these numbers of nodes per step: a line that outliers do not bend.
 
-    It is that of Theil (1950) and Sen (1968), of at most MOST_FITTED samples. A method with a constant number of nodes
-    has one time.
+    It is that of Theil (1950) and Sen (1968), of at most MOST_FITTED samples, and nowhere below the shortest step. A
+    method with a constant number of nodes has one time.
     """
     every = math.ceil(len(nodes) / MOST_FITTED)
     slope = 0.0
@@ -95,7 +95,7 @@ def _step_seconds(seconds: Floats, nodes: Floats) -> Floats:
         from scipy.stats import theilslopes  # takes half a second
 
         slope = max(0.0, float(theilslopes(seconds[::every], nodes[::every]).slope))
-    return np.asarray(np.median(seconds - slope * nodes) + slope * nodes)
+    return np.maximum(np.median(seconds - slope * nodes) + slope * nodes, seconds.min())
 
 
 def sentence(found: Sequence[Outlier], samples: int, without: str) -> str:

@@ -36,7 +36,7 @@ class RankRange:
     best: int
     worst: int
     tied_with: tuple[str, ...]
-    faster: bool = True
+    faster: bool
 
 
 def contends(row: SummaryRow) -> bool:

@@ -359,15 +359,18 @@ def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
     return _with_outliers(run, found)
 
 
+SHOWN = 3  # methods whose speedups without an outlier of the baseline are in its finding
+
+
 def _with_outliers(run: Run, summaries: list[SummaryRow]) -> list[SummaryRow]:
     """Return the rows with findings on outliers, and with the speedups that valid methods have without them."""
-    found, made = outliers.outliers(run), []
-    kept = [row for row in run.rows if row.key not in found]
+    found, made = outliers.outliers(run).values(), []
     for summary in summaries:
-        rows = [row for row in kept if summary.task in (OVERALL, row.category)]
-        own = [one for one in found.values() if one.row.method == summary.method]
+        own = [one for one in found if one.row.method == summary.method]
         own = [one for one in own if summary.task in (OVERALL, one.row.category)]
         if own:
+            named = {one.row.key for one in own}
+            rows = [row for row in run.rows if summary.task in (OVERALL, row.category) and row.key not in named]
             same_task = [row for row in summaries if row.task == summary.task and row.comparison != "baseline"]
             concerned = same_task if summary.comparison == "baseline" else [summary]
             valid = sorted((row for row in concerned if row.speedup), key=lambda row: -(row.speedup or 0.0))
@@ -378,9 +381,6 @@ def _with_outliers(run: Run, summaries: list[SummaryRow]) -> list[SummaryRow]:
             summary = replace(summary, health=(*summary.health, line))
         made.append(summary)
     return made
-
-
-SHOWN = 3  # methods whose speedups without an outlier of the baseline are in its finding
 
 
 def _speedup_of(rows: Sequence[SampleRecord], label: str, baseline: str) -> float | None:

@@ -78,6 +78,43 @@ def test_prompts_on_which_all_methods_are_slow_are_none() -> None:
     assert set(outliers(run)) == {run.rows[1].key}
 
 
+def test_steps_with_more_nodes_may_take_longer() -> None:
+    """A lookup drafts many nodes on some prompts only; a sample of those is named all the same."""
+    rng = np.random.default_rng(5)
+    run = simulated(rng, 0.07)
+    own = [row for row in run.rows if row.method == "m"]
+    for i, row in enumerate(own):
+        nodes = 40 if i < 4 else i % 2
+        row.verified_nodes = nodes * (row.steps or 0)
+        row.decode_s = (row.decode_s or 0.0) * (1 + nodes / 8)
+        row.wall_s = (row.prefill_s or 0.0) + row.decode_s
+    assert not outliers(run)
+    slowed(own[1], 4.0)
+    assert set(outliers(run)) == {own[1].key}
+
+
+def test_steps_without_nodes_have_a_time_though_the_line_is_below_zero() -> None:
+    run = simulated(np.random.default_rng(6), 0.07)
+    own = [row for row in run.rows if row.method == "m"]
+    for i, row in enumerate(own):
+        row.verified_nodes = (0 if i == 0 else 30 + i) * (row.steps or 0)
+        row.decode_s = (row.decode_s or 0.0) * (1 if i == 0 else 1 + i / 5)
+        row.wall_s = (row.prefill_s or 0.0) + row.decode_s
+    slowed(own[20], 6.0)
+    assert own[20].key in outliers(run)
+
+
+def test_a_method_whose_prefill_takes_longer_is_compared_with_itself() -> None:
+    run = simulated(np.random.default_rng(7), 0.07)
+    for row in run.rows:
+        if row.method == "m":
+            row.prefill_s = 60 * (row.prefill_s or 0.0)
+            row.wall_s = row.prefill_s + (row.decode_s or 0.0)
+    assert not outliers(run)
+    slowed(run.rows[21], 4.0)
+    assert set(outliers(run)) == {run.rows[21].key}
+
+
 def test_a_stall_in_prefill_is_named_by_its_share_of_the_whole_time() -> None:
     run = simulated(np.random.default_rng(3), 0.07)
     row = run.rows[21]

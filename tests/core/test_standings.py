@@ -57,7 +57,7 @@ def test_an_order_may_be_sure_though_both_intervals_against_the_reference_are_wi
     bounds = {row.method: row.speedup_interval for row in rows}
     assert bounds["ss"] and bounds["medusa"] and bounds["ss"][0] < bounds["medusa"][1]  # they overlap
     assert rank_ranges(run, rows) == {
-        "ss": RankRange(1, 1, ()), "medusa": RankRange(2, 2, ()), "ar[n=1]": RankRange(3, 3, (), False)
+        "ss": RankRange(1, 1, (), True), "medusa": RankRange(2, 2, (), True), "ar[n=1]": RankRange(3, 3, (), False)
     }  # fmt: skip
 
 
