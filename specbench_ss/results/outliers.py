@@ -95,7 +95,7 @@ def _step_seconds(seconds: Floats, nodes: Floats) -> Floats:
         from scipy.stats import theilslopes  # takes half a second
 
         slope = max(0.0, float(theilslopes(seconds[::every], nodes[::every]).slope))
-    return np.maximum(np.median(seconds - slope * nodes) + slope * nodes, seconds.min())
+    return np.asarray(np.maximum(np.median(seconds - slope * nodes) + slope * nodes, seconds.min()))
 
 
 def sentence(found: Sequence[Outlier], samples: int, without: str) -> str:
