@@ -422,11 +422,13 @@ class FusedBlock(Block):
         """Return attention's contribution by the native kernel; None where that does not apply."""
         w, (b, q, _) = self.joined, x.shape
         implementation = getattr(self.attention.config, "_attn_implementation", "")
-        one_request = b == 1 and 0 < q <= native_cpu.MOST_ROWS and isinstance(cache, Cache) and _is_plain(cache)
+        one_request = b == 1 and q > 0 and isinstance(cache, Cache) and _is_plain(cache)
         if self.native is None or not one_request or implementation != attention_backends.NAME:
             return None
         past, (cos, sin) = cache.get_seq_length(w.layer), self.rope.of(rotary)
         causal = getattr(self.attention, "is_causal", True)
+        if q > (self.native.most if mask is None and causal else native_cpu.MOST_ROWS):
+            return None
         if mask is None:
             fits = q == 1 or past == 0 or not causal
         else:
@@ -450,8 +452,7 @@ class FusedBlock(Block):
             return Block.run_mlp(self, x)
         if self.cuda is not None and 0 < x.shape[:-1].numel() <= native_cuda.MOST_QUERIES:
             return self.cuda.mlp(x)
-        few = 0 < x.shape[:-1].numel() <= native_cpu.MOST_ROWS
-        if self.native is not None and self.native.has_mlp and few:
+        if self.native is not None and self.native.has_mlp and 0 < x.shape[:-1].numel() <= self.native.most:
             return self.native.mlp(x)
         return self.mlp_by_torch(x)
 

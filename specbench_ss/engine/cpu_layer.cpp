@@ -10,6 +10,7 @@
 
 #include <immintrin.h>
 #include <omp.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -19,6 +20,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 namespace {
@@ -26,9 +28,10 @@ namespace {
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #define SSBENCH_AVX512 1
 using vec = __m512;
-constexpr int L = 16, TILE_ROWS = 8;  // TILE_ROWS: rows of x at a time, as many as registers hold
+constexpr int L = 16, TILE_ROWS = 8, AHEAD = 0;  // TILE_ROWS: rows of x at a time, as many as registers hold
 inline vec zero() { return _mm512_setzero_ps(); }
 inline vec all(float v) { return _mm512_set1_ps(v); }
+inline void store(float* p, vec v) { _mm512_storeu_ps(p, v); }
 inline vec fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
 inline vec larger(vec a, vec b) { return _mm512_max_ps(a, b); }  // b if one of them is NaN
 inline float sum(vec v) { return _mm512_reduce_add_ps(v); }
@@ -39,9 +42,10 @@ inline vec zero_below(vec v, vec x, float least) {
 }
 #else
 using vec = __m256;
-constexpr int L = 8, TILE_ROWS = 4;
+constexpr int L = 8, TILE_ROWS = 6, AHEAD = 4096;  // AHEAD: bytes of prefetch
 inline vec zero() { return _mm256_setzero_ps(); }
 inline vec all(float v) { return _mm256_set1_ps(v); }
+inline void store(float* p, vec v) { _mm256_storeu_ps(p, v); }
 inline vec fma(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); }
 inline vec larger(vec a, vec b) { return _mm256_max_ps(a, b); }
 inline float sum(vec v) {
@@ -134,17 +138,24 @@ struct BF16 {
 #endif
 };
 
+constexpr int LINE = 64;  // bytes of a cache line
 constexpr int PANEL = 2 * L;  // threads take one panel at a time: a thread whose core is busy takes fewer
 constexpr int MOST_TOKENS = 256;  // as `native_cpu.MOST_ROWS`
 constexpr int MOST_HEAD = 1024;  // as `native_cpu.HEAD_SIZE`
 
-// Multiplies G entries of a row of X by those of L outputs of W, and adds to L sums.
+// Multiplies G entries of a row of X by those of L outputs of W, and adds to L sums. In: type that rows of products have
+// in memory: the values are those of X, but a float is broadcast by one instruction.
 template <class X, class W>
 struct Pair {
     static constexpr int G = 1;
     using V = vec;
-    static V x(const typename X::S* p) { return all(X::get(*p)); }
-    static V last(const typename X::S* p) { return x(p); }
+    using In = float;
+    static In in(float v) { return X::get(X::put(v)); }
+    static float out(In v) { return v; }
+    static V x(const float* p) { return all(*p); }
+    static V x(const uint16_t* p) { return all(X::get(*p)); }  // keys
+    template <class T>
+    static V last(const T* p) { return x(p); }
     static V w(const typename W::S* p) { return W::load(p); }
     static void mac(vec& total, V a, V b) { total = fma(a, b, total); }
 };
@@ -154,6 +165,9 @@ template <>
 struct Pair<BF16, BF16> {
     static constexpr int G = 2;
     using V = __m512i;
+    using In = uint16_t;
+    static In in(float v) { return BF16::put(v); }
+    static float out(In v) { return BF16::get(v); }
     static V x(const uint16_t* p) {
         int32_t pair;
         std::memcpy(&pair, p, 4);
@@ -175,9 +189,17 @@ long panel_size(int k) {  // entries of one panel
 
 inline long panels(long outputs) { return (outputs + PANEL - 1) / PANEL; }
 
+// Asks for pages of 2 MiB in memory that has not been written yet: reading it then takes fewer page walks.
+inline void large_pages(void* memory, size_t bytes) {
+    constexpr uintptr_t PAGE = 2 << 20;
+    const uintptr_t from = ((uintptr_t)memory + PAGE - 1) / PAGE * PAGE, to = ((uintptr_t)memory + bytes) / PAGE * PAGE;
+    if (from < to) madvise((void*)from, to - from, MADV_HUGEPAGE);
+}
+
 template <class X, class W>
 void pack(const typename W::S* w, long outputs, int k, typename W::S* to) {
     constexpr int G = group<X, W>;
+    large_pages(to, panels(outputs) * panel_size<X, W>(k) * sizeof(*to));
     for (long p = 0; p < panels(outputs); p++)
         for (int i = 0; i < k; i += G)
             for (int n = 0; n < PANEL; n++)
@@ -187,9 +209,12 @@ void pack(const typename W::S* w, long outputs, int k, typename W::S* to) {
                 }
 }
 
+template <class X, class W>
+using In = typename Pair<X, W>::In;
+
 // M rows of x [M, k] times a panel of V * L outputs: put(row, sums).
-template <class X, class W, int M, int V, class Put>
-inline void tile(const typename X::S* x, long ldx, const typename W::S* w, int k, Put put) {
+template <class X, class W, int M, int V, class T, class Put>
+inline void tile(const T* x, long ldx, const typename W::S* w, int k, Put put) {
     using P = Pair<X, W>;
     vec total[M][V];
     for (int m = 0; m < M; m++)
@@ -198,6 +223,9 @@ inline void tile(const typename X::S* x, long ldx, const typename W::S* w, int k
 #pragma GCC unroll 2
     for (; i + P::G <= k; i += P::G, w += V * L * P::G) {
         typename P::V b[V];
+        if constexpr (AHEAD && V == PANEL / L)  // a matrix from memory, not queries
+            for (int line = 0; line < (int)sizeof(*w) * V * L * P::G; line += LINE)
+                _mm_prefetch((const char*)w + AHEAD + line, _MM_HINT_T0);
         for (int v = 0; v < V; v++) b[v] = P::w(w + v * L * P::G);
         for (int m = 0; m < M; m++) {
             const typename P::V a = P::x(x + m * ldx + i);
@@ -211,7 +239,7 @@ inline void tile(const typename X::S* x, long ldx, const typename W::S* w, int k
         }
     for (int m = 0; m < M; m++) {
         float sums[V * L];
-        std::memcpy(sums, total[m], sizeof(sums));
+        for (int v = 0; v < V; v++) store(sums + v * L, total[m][v]);
         put(m, sums);
     }
 }
@@ -282,27 +310,29 @@ inline void amx_tiles(const uint16_t* x, long ldx, long rows, const uint16_t* w,
 }
 #endif
 
-// All rows of x [rows, k] times a panel of V * L outputs: put(row, sums).
-template <class X, class W, int V, class Put>
-inline void tiles(const typename X::S* x, long ldx, long rows, const typename W::S* w, int k, Put put) {
+// All rows of x [rows, k] times a panel of V * L outputs: put(row, sums). As few tiles as possible, of similar heights.
+template <class X, class W, int V, class T, class Put>
+inline void tiles(const T* x, long ldx, long rows, const typename W::S* w, int k, Put put) {
 #ifdef SSBENCH_AMX
     if constexpr (group<X, W> == 2)
         if (amx) return amx_tiles<V>(x, ldx, rows, w, k, put);
 #endif
-    long m = 0;
-    auto shifted = [&](int r, const float* sums) { put(m + r, sums); };
-    for (; m + TILE_ROWS <= rows; m += TILE_ROWS) tile<X, W, TILE_ROWS, V>(x + m * ldx, ldx, w, k, shifted);
-    switch (rows - m) {
+    for (long m = 0, height; m < rows; m += height, x += height * ldx) {
+        auto shifted = [&](int r, const float* sums) { put(m + r, sums); };
+        const long left = rows - m, count = (left + TILE_ROWS - 1) / TILE_ROWS;
+        height = (left + count - 1) / count;
+        switch (height) {
 #ifdef SSBENCH_AVX512
-        case 7: tile<X, W, 7, V>(x + m * ldx, ldx, w, k, shifted); break;
-        case 6: tile<X, W, 6, V>(x + m * ldx, ldx, w, k, shifted); break;
-        case 5: tile<X, W, 5, V>(x + m * ldx, ldx, w, k, shifted); break;
-        case 4: tile<X, W, 4, V>(x + m * ldx, ldx, w, k, shifted); break;
+            case 8: tile<X, W, 8, V>(x, ldx, w, k, shifted); break;
+            case 7: tile<X, W, 7, V>(x, ldx, w, k, shifted); break;
 #endif
-        case 3: tile<X, W, 3, V>(x + m * ldx, ldx, w, k, shifted); break;
-        case 2: tile<X, W, 2, V>(x + m * ldx, ldx, w, k, shifted); break;
-        case 1: tile<X, W, 1, V>(x + m * ldx, ldx, w, k, shifted); break;
-        default: break;
+            case 6: tile<X, W, 6, V>(x, ldx, w, k, shifted); break;
+            case 5: tile<X, W, 5, V>(x, ldx, w, k, shifted); break;
+            case 4: tile<X, W, 4, V>(x, ldx, w, k, shifted); break;
+            case 3: tile<X, W, 3, V>(x, ldx, w, k, shifted); break;
+            case 2: tile<X, W, 2, V>(x, ldx, w, k, shifted); break;
+            default: tile<X, W, 1, V>(x, ldx, w, k, shifted); break;
+        }
     }
 }
 
@@ -324,7 +354,7 @@ namespace {
 
 // B times low [rows, rank] of one panel -> [rows, PANEL].
 template <class X, class W>
-void expand(const Lora& lora, const typename X::S* low, int rows, long panel, float* out) {
+void expand(const Lora& lora, const In<X, W>* low, int rows, long panel, float* out) {
     tiles<X, W, PANEL / L>(low, lora.rank, rows, panel_of<X, W>(lora.up, lora.rank, panel), lora.rank,
         [&](long r, const float* sums) { std::memcpy(out + r * PANEL, sums, PANEL * sizeof(float)); });
 }
@@ -332,8 +362,8 @@ void expand(const Lora& lora, const typename X::S* low, int rows, long panel, fl
 // All rows of x [rows, k] times one panel of a packed matrix: put(row, output, value). lora, low: of `shrink`.
 template <class X, class W, class Put>
 inline void product(
-    const typename X::S* x, long ldx, int rows, const void* packed, int k, long outputs, long panel, Put put,
-    const Lora* lora = nullptr, const typename X::S* low = nullptr) {
+    const In<X, W>* x, long ldx, int rows, const void* packed, int k, long outputs, long panel, Put put,
+    const Lora* lora = nullptr, const In<X, W>* low = nullptr) {
     const long first = panel * PANEL;
     const int count = (int)std::min<long>(PANEL, outputs - first);
     const int plain = lora && lora->rank ? std::min(lora->first, rows) : rows;  // rows without LoRA
@@ -347,8 +377,9 @@ inline void product(
     });
 }
 
-template <class X>
-void rms_norm(const typename X::S* x, const typename X::S* weight, float eps, int h, typename X::S* out) {
+// put: of a value, as `out` has it.
+template <class X, class T, class Put>
+void rms_norm(const typename X::S* x, const typename X::S* weight, float eps, int h, T* out, Put put) {
     vec squares = zero();
     int i = 0;
     for (; i + L <= h; i += L) {
@@ -360,7 +391,7 @@ void rms_norm(const typename X::S* x, const typename X::S* weight, float eps, in
         squares = fma(v, v, squares);
     }
     float factor = 1.0f / std::sqrt(sum(squares) / h + eps);
-    for (i = 0; i < h; i++) out[i] = X::put(X::get(x[i]) * factor * (weight ? X::get(weight[i]) : 1.0f));
+    for (i = 0; i < h; i++) out[i] = put(X::get(x[i]) * factor * (weight ? X::get(weight[i]) : 1.0f));
 }
 
 char* scratch(size_t bytes) {
@@ -425,21 +456,27 @@ void linear(
     auto out = (typename X::S*)out_;
     auto put = [&](int r, long n, float v) { out[r * outputs + n] = X::put(biased<X>(v, bias, n)); };
     const int size = team(threads);
+    auto rows_in = (const In<X, W>*)x_;
+    if constexpr (!std::is_same_v<In<X, W>, typename X::S>) {
+        auto widened = (In<X, W>*)scratch(sizeof(In<X, W>) * rows * k);
+        for (long i = 0; i < (long)rows * k; i++) widened[i] = X::get(x[i]);
+        rows_in = widened;
+    }
 #pragma omp parallel num_threads(size) if (size > 1)
     {
         Phase phase;
-#pragma omp for schedule(dynamic, 1) nowait
-        for (long p = 0; p < panels(outputs); p++) product<X, W>(x, k, rows, w, k, outputs, p, put);
+#pragma omp for schedule(dynamic, 2) nowait
+        for (long p = 0; p < panels(outputs); p++) product<X, W>(rows_in, k, rows, w, k, outputs, p, put);
         phase.end();
     }
 }
 
 // scale A x [q - first, rank] of the rows with a LoRA; every thread of a team calls it.
 template <class X, class W>
-void shrink(const Lora& lora, const typename X::S* x, int k, int q, typename X::S* low, Phase& phase) {
+void shrink(const Lora& lora, const In<X, W>* x, int k, int q, In<X, W>* low, Phase& phase) {
     if (lora.rank == 0 || lora.first >= q) return;
-    auto put = [&](int r, long n, float v) { low[(long)r * lora.rank + n] = X::put(lora.scale * v); };
-#pragma omp for schedule(dynamic, 1) nowait
+    auto put = [&](int r, long n, float v) { low[(long)r * lora.rank + n] = Pair<X, W>::in(lora.scale * v); };
+#pragma omp for schedule(dynamic, 2) nowait
     for (long p = 0; p < panels(lora.rank); p++)
         product<X, W>(x + (long)lora.first * k, k, q - lora.first, lora.down, k, lora.rank, p, put);
     phase.end();
@@ -449,7 +486,7 @@ template <class X>
 void norm(const void* x, long rows, const void* weight, float eps, int h, void* y) {
     using S = typename X::S;
     for (long r = 0; r < rows; r++)
-        rms_norm<X>((const S*)x + r * h, (const S*)weight, eps, h, (S*)y + r * h);
+        rms_norm<X>((const S*)x + r * h, (const S*)weight, eps, h, (S*)y + r * h, X::put);
 }
 
 // Adds the values of all keys, weighted by scores [total, L], for R rows and V * L dimensions.
@@ -469,13 +506,14 @@ inline void weigh(const typename X::S* values, int d, int c, long total, const f
             for (int v = 0; v < V; v++) a[r][v] = fma(p, of_key[v], a[r][v]);
         }
     }
-    std::memcpy(out, a, sizeof(a));
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) store(out + (r * V + v) * L, a[r][v]);
 }
 
-template <class X, int R>
+template <class X, int R, class T, class Put>
 inline void weigh_rows(
     const typename X::S* values, int d, long total, const float* scores, const float* sums, int first, int count,
-    const std::vector<typename X::S*>& to) {
+    const std::vector<T*>& to, Put put) {
     for (int c = 0; c < d;) {
         float out[R * 2 * L];
         const int wide = d - c > L ? 2 : 1;
@@ -485,18 +523,18 @@ inline void weigh_rows(
             weigh<X, R, 1>(values, d, c, total, scores + first, out);
         for (int r = 0; r < count; r++)
             for (int i = 0; i < wide * L && c + i < d; i++)
-                to[first + r][c + i] = X::put(out[r * wide * L + i] / sums[first + r]);
+                to[first + r][c + i] = put(out[r * wide * L + i] / sums[first + r]);
         c += wide * L;
     }
 }
 
 // Attention of up to L query rows [count, d] of one key-value head; to: where each one's result belongs. A row of the
 // mask belongs to query row (first + r) % q. Lanes are query rows, and sums go over keys in their order.
-template <class X>
+template <class X, class T, class Put>
 void attend_rows(
     const Layer& w, const typename X::S* query, const typename X::S* keys, const typename X::S* values,
     const typename X::S* mask, bool causal, int q, long past, int first, int count, std::vector<float>& memory,
-    const std::vector<typename X::S*>& to) {
+    const std::vector<T*>& to, Put put) {
     constexpr int G = group<X, X>;
     const int d = w.d;
     const long total = past + q;
@@ -522,23 +560,23 @@ void attend_rows(
             }
             s += F32::load(hidden);
         }
-        std::memcpy(scores + j * L, &s, sizeof(s));
+        store(scores + j * L, s);
         most = larger(most, s);
     }
     vec of_rows = zero();
     for (long j = 0; j < total; j++) {
         const vec e = exponential(F32::load(scores + j * L) - most);
-        std::memcpy(scores + j * L, &e, sizeof(e));
+        store(scores + j * L, e);
         of_rows += e;
     }
     float sums[L];
-    std::memcpy(sums, &of_rows, sizeof(sums));
+    store(sums, of_rows);
     for (int r = 0; r < count; r += 4)
         switch (std::min(4, count - r)) {
-            case 4: weigh_rows<X, 4>(values, d, total, scores, sums, r, 4, to); break;
-            case 3: weigh_rows<X, 3>(values, d, total, scores, sums, r, 3, to); break;
-            case 2: weigh_rows<X, 2>(values, d, total, scores, sums, r, 2, to); break;
-            default: weigh_rows<X, 1>(values, d, total, scores, sums, r, 1, to); break;
+            case 4: weigh_rows<X, 4>(values, d, total, scores, sums, r, 4, to, put); break;
+            case 3: weigh_rows<X, 3>(values, d, total, scores, sums, r, 3, to, put); break;
+            case 2: weigh_rows<X, 2>(values, d, total, scores, sums, r, 2, to, put); break;
+            default: weigh_rows<X, 1>(values, d, total, scores, sums, r, 1, to, put); break;
         }
 }
 
@@ -547,19 +585,21 @@ void attend(
     const Layer& w, const void* x_, int q, void* y_, void* keys_, void* values_, long stride, long past,
     const void* cos_, const void* sin_, const void* mask_, bool causal, int threads) {
     using S = typename X::S;
+    using I = In<X, W>;
     const int h = w.hidden, d = w.d, groups = w.heads / w.kv_heads, all_heads = w.heads + 2 * w.kv_heads;
     const long wide = (long)all_heads * d, rows = (long)groups * q;
     auto x = (const S*)x_;
     auto y = (S*)y_;
     auto keys = (S*)keys_, values = (S*)values_;
     auto cos = (const S*)cos_, sin = (const S*)sin_, mask = (const S*)mask_;
-    const size_t normed_bytes = padded(sizeof(S) * q * h), qkv_bytes = padded(sizeof(S) * q * wide),
-                 query_bytes = padded(sizeof(S) * q * w.heads * d);
+    const size_t qkv_bytes = padded(sizeof(S) * q * wide), query_bytes = padded(sizeof(S) * q * w.heads * d),
+                 normed_bytes = padded(sizeof(I) * q * h), attended_bytes = padded(sizeof(I) * q * w.heads * d);
     char* memory = scratch(
-        normed_bytes + qkv_bytes + 2 * query_bytes + sizeof(S) * q * std::max(w.lora[0].rank, w.lora[1].rank));
-    S *normed = (S*)memory, *qkv = (S*)(memory + normed_bytes), *query = (S*)(memory + normed_bytes + qkv_bytes),
-      *attended = (S*)(memory + normed_bytes + qkv_bytes + query_bytes),
-      *low = (S*)(memory + normed_bytes + qkv_bytes + 2 * query_bytes);
+        qkv_bytes + query_bytes + normed_bytes + attended_bytes +
+        sizeof(I) * q * std::max(w.lora[0].rank, w.lora[1].rank));
+    S *qkv = (S*)memory, *query = (S*)(memory + qkv_bytes);
+    I *normed = (I*)(memory + qkv_bytes + query_bytes), *attended = (I*)((char*)normed + normed_bytes),
+      *low = (I*)((char*)attended + attended_bytes);
     const long least = std::max<long>((rows + L - 1) / L, (threads + w.kv_heads - 1) / w.kv_heads);  // blocks of a head
     const int block = (int)((rows + least - 1) / least);
     const long blocks = (rows + block - 1) / block;
@@ -568,16 +608,16 @@ void attend(
     {
         Phase phase;
 #pragma omp for schedule(static) nowait
-        for (int r = 0; r < q; r++) {
+        for (long r = 0; r < q; r++) {
             if (w.norm1)
-                rms_norm<X>(x + (long)r * h, (const S*)w.norm1, w.eps1, h, normed + (long)r * h);
+                rms_norm<X>(x + r * h, (const S*)w.norm1, w.eps1, h, normed + r * h, Pair<X, W>::in);
             else
-                std::memcpy(normed + (long)r * h, x + (long)r * h, sizeof(S) * h);
+                for (int i = 0; i < h; i++) normed[r * h + i] = Pair<X, W>::in(X::get(x[r * h + i]));
         }
         phase.end();
         shrink<X, W>(w.lora[0], normed, h, q, low, phase);
         auto put = [&](int r, long n, float v) { qkv[r * wide + n] = X::put(biased<X>(v, w.qkv_bias, n)); };
-#pragma omp for schedule(dynamic, 1) nowait
+#pragma omp for schedule(dynamic, 2) nowait
         for (long p = 0; p < panels(wide); p++) product<X, W>(normed, h, q, w.qkv, h, wide, p, put, &w.lora[0], low);
         phase.end();
 #pragma omp for schedule(static) nowait
@@ -592,7 +632,7 @@ void attend(
                                    : keys + (head - w.heads) * stride + (past + r) * d;
             S head_normed[MOST_HEAD];
             if (w.head_norm) {
-                rms_norm<X>(from, (const S*)w.head_norm + (long)head * d, w.eps_head, d, head_normed);
+                rms_norm<X>(from, (const S*)w.head_norm + (long)head * d, w.eps_head, d, head_normed, X::put);
                 from = head_normed;
             }
             for (int j = 0; j < d; j++) {  // sin: its first half is negated
@@ -602,10 +642,10 @@ void attend(
             }
         }
         phase.end();
-#pragma omp for schedule(dynamic, 1) nowait
+#pragma omp for schedule(dynamic, 2) nowait
         for (long i = 0; i < blocks * w.kv_heads; i++) {
             static thread_local std::vector<float> buffer;
-            static thread_local std::vector<S*> to;
+            static thread_local std::vector<I*> to;
             const int kv_head = (int)(i / blocks), first = (int)(i % blocks) * block;
             const int count = (int)std::min<long>(block, rows - first);
             to.resize(count);
@@ -613,13 +653,13 @@ void attend(
                 to[r] = attended + ((long)((first + r) % q) * w.heads + kv_head * groups + (first + r) / q) * d;
             attend_rows<X>(
                 w, query + ((long)kv_head * rows + first) * d, keys + kv_head * stride, values + kv_head * stride, mask,
-                causal, q, past, first, count, buffer, to);
+                causal, q, past, first, count, buffer, to, Pair<X, W>::in);
         }
         phase.end();
         const int k = w.heads * d;
         shrink<X, W>(w.lora[1], attended, k, q, low, phase);
         auto last = [&](int r, long n, float v) { y[(long)r * h + n] = X::put(biased<X>(v, w.out_bias, n)); };
-#pragma omp for schedule(dynamic, 1) nowait
+#pragma omp for schedule(dynamic, 2) nowait
         for (long p = 0; p < panels(h); p++) product<X, W>(attended, k, q, w.out, k, h, p, last, &w.lora[1], low);
         phase.end();
     }
@@ -632,31 +672,33 @@ inline float silu(float v, float decay) { return v >= 0 ? v / (1.0f + decay) : v
 template <class X, class W>
 void mlp(const Layer& w, const void* x_, int q, void* y_, int adapter_start, bool replace_mlp, int threads) {
     using S = typename X::S;
+    using P = Pair<X, W>;
+    using I = In<X, W>;
     const int h = w.hidden, inner = w.inner, rank = w.adapter.rank;
     const int adapter_rows = q - adapter_start, mlp_rows = replace_mlp ? adapter_start : q;
     auto x = (const S*)x_;
     auto y = (S*)y_;
-    const size_t normed_bytes = padded(sizeof(S) * q * h), active_bytes = padded(sizeof(S) * q * inner);
+    const size_t normed_bytes = padded(sizeof(I) * q * h), active_bytes = padded(sizeof(I) * q * inner);
     char* memory =
-        scratch(normed_bytes + active_bytes + sizeof(S) * q * std::max({w.lora[2].rank, w.lora[3].rank, rank}));
-    S *normed = (S*)memory, *active = (S*)(memory + normed_bytes), *low = (S*)(memory + normed_bytes + active_bytes);
+        scratch(normed_bytes + active_bytes + sizeof(I) * q * std::max({w.lora[2].rank, w.lora[3].rank, rank}));
+    I *normed = (I*)memory, *active = (I*)(memory + normed_bytes), *low = (I*)(memory + normed_bytes + active_bytes);
     const int size = team(threads);
 #pragma omp parallel num_threads(size) if (size > 1)
     {
         Phase phase;
 #pragma omp for schedule(static) nowait
         for (int r = 0; r < q; r++)
-            rms_norm<X>(x + (long)r * h, (const S*)w.norm2, w.eps2, h, normed + (long)r * h);
+            rms_norm<X>(x + (long)r * h, (const S*)w.norm2, w.eps2, h, normed + (long)r * h, P::in);
         phase.end();
         shrink<X, W>(w.lora[2], normed, h, q, low, phase);
         auto activate = [&](int r, long n, float v) {
             const float rounded = X::get(X::put(v));
-            low[(long)r * rank + n] = X::put(silu(rounded, std::exp(-std::fabs(rounded))));
+            low[(long)r * rank + n] = P::in(silu(rounded, std::exp(-std::fabs(rounded))));
         };
-#pragma omp for schedule(dynamic, 1) nowait
+#pragma omp for schedule(dynamic, 2) nowait
         for (long p = 0; p < (adapter_rows ? panels(rank) : 0); p++)
             product<X, W>(normed + (long)adapter_start * h, h, adapter_rows, w.adapter.down, h, rank, p, activate);
-#pragma omp for schedule(dynamic, 1) nowait
+#pragma omp for schedule(dynamic, 2) nowait
         for (long p = 0; p < (mlp_rows ? inner / PANEL : 0); p++) {
             const long from = p * PANEL, to = from + PANEL;
             float gate[MOST_TOKENS * PANEL];
@@ -664,7 +706,7 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int adapter_start, boo
                 gate[r * PANEL + n - from] = X::get(X::put(biased<X>(v, w.gate_up_bias, n)));
             };
             auto put_up = [&](int r, long n, float v) {
-                active[(long)r * inner + n - inner] = X::put(biased<X>(v, w.gate_up_bias, n));
+                active[(long)r * inner + n - inner] = P::in(biased<X>(v, w.gate_up_bias, n));
             };
             product<X, W>(normed, h, mlp_rows, w.gate_up, h, 2L * inner, p, put, &w.lora[2], low);
             product<X, W>(normed, h, mlp_rows, w.gate_up, h, 2L * inner, p + inner / PANEL, put_up, &w.lora[2], low);
@@ -674,17 +716,17 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int adapter_start, boo
                     std::memcpy(part, gate + r * PANEL + n - from, sizeof(part));
                     for (int i = 0; i < L; i++) decay[i] = -std::fabs(part[i]);
                     vec e = exponential(F32::load(decay));
-                    std::memcpy(decay, &e, sizeof(decay));
+                    store(decay, e);
                     for (int i = 0; i < L; i++) {
-                        S& gated = active[(long)r * inner + n + i];
-                        gated = X::put(X::get(X::put(silu(part[i], decay[i]))) * X::get(gated));
+                        I& gated = active[(long)r * inner + n + i];
+                        gated = P::in(X::get(X::put(silu(part[i], decay[i]))) * P::out(gated));
                     }
                 }
         }
         phase.end();
         shrink<X, W>(w.lora[3], active, inner, q, low, phase);
         auto last = [&](int r, long n, float v) { y[(long)r * h + n] = X::put(biased<X>(v, w.down_bias, n)); };
-#pragma omp for schedule(dynamic, 1) nowait
+#pragma omp for schedule(dynamic, 2) nowait
         for (long p = 0; p < panels(h); p++) {
             product<X, W>(active, inner, mlp_rows, w.down, inner, h, p, last, &w.lora[3], low);
             if (!adapter_rows) continue;

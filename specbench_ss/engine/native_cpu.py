@@ -34,7 +34,7 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fopenmp", 
 NEEDED = {"avx2", "fma", "f16c"}  # flags of the processor
 VARIABLE = "SSBENCH_NATIVE"  # 0: do not use them
 COMPILE_S = 300.0
-MOST_ROWS = 256  # query tokens of one call, as MOST_TOKENS of the source; with 384 torch is faster in bfloat16
+MOST_ROWS = 256  # query tokens of one call, as MOST_TOKENS of the source
 HEAD_SIZE = 1024  # largest head dimension
 PAIRS = {  # types of activations and weights -> number in the source
     (torch.float32, torch.float32): 0,
@@ -242,16 +242,18 @@ class NativeNorm:
 class NativeLayer:
     """Attention and MLP of a decoder layer by native kernels.
 
-    layer: sizes and addresses. kept: the owners of that memory. silu: the activation is SiLU.
+    layer: sizes and addresses. kept: the owners of that memory. silu: the activation is SiLU. most: query tokens of a
+    causal pass; with the processor's instructions for bfloat16 torch is faster from 384 on, without them at no length.
     """
 
-    __slots__ = ("has_mlp", "kept", "kernels", "layer", "pair")
+    __slots__ = ("has_mlp", "kept", "kernels", "layer", "most", "pair")
 
     def __init__(self, layer: Layer, pair: int, kept: tuple[object, ...], silu: bool) -> None:
         native = kernels()
         assert native is not None
         self.layer, self.pair, self.kept, self.kernels = ctypes.addressof(layer), pair, (layer, *kept), native
         self.has_mlp = silu and layer.inner % native.panel == 0  # gate and up begin with a panel
+        self.most = MOST_ROWS if native.name.endswith("BF16") else sys.maxsize
 
     def with_lora(self, pairs: Sequence[tuple[Tensor, Tensor] | None], scale: float, first: int) -> NativeLayer:
         """Return the layer with a LoRA in the rows from `first` on: y += scale B A x.
@@ -287,30 +289,38 @@ class NativeLayer:
         """Return attention's contribution to x [1, q, h]; write the keys and values of x after `past` rows.
 
         Args:
-            x: states [1, q, h] of up to MOST_ROWS query tokens.
+            x: states [1, q, h]; more than MOST_ROWS query tokens need a pass without a mask.
             keys, values: [1, kv_heads, capacity, d] of the layer.
             past: number of filled rows.
             rotary: cos and signed sin, contiguous [1, q, 1, d].
             mask: additive [1, 1, q, past + q], or None.
             causal: without a mask, a token attends to no later one.
         """
-        out = torch.empty_like(x)
-        cos, sin = rotary
-        self.kernels.attend(
-            self.pair, self.layer, x.data_ptr(), x.shape[1], out.data_ptr(), keys.data_ptr(), values.data_ptr(),
-            keys.stride(1), past, cos.data_ptr(), sin.data_ptr(), 0 if mask is None else mask.data_ptr(), causal,
-            torch.get_num_threads(),
-        )  # fmt: skip
+        out, threads = torch.empty_like(x), torch.get_num_threads()
+        mask_address = 0 if mask is None else mask.data_ptr()
+        states = x[0].split(MOST_ROWS), out[0].split(MOST_ROWS), *(table[0].split(MOST_ROWS) for table in rotary)
+        for rows, result, cos, sin in zip(*states, strict=True):
+            self.kernels.attend(
+                self.pair, self.layer, rows.data_ptr(), len(rows), result.data_ptr(), keys.data_ptr(),
+                values.data_ptr(), keys.stride(1), past, cos.data_ptr(), sin.data_ptr(), mask_address, causal, threads,
+            )  # fmt: skip
+            past += len(rows)
         return out
 
     def mlp(self, x: Tensor, adapter_start: int | None = None, replace_mlp: bool = False) -> Tensor:
-        """Return the MLP's contribution to x [.., h] of up to MOST_ROWS query tokens.
+        """Return the MLP's contribution to x [.., h].
 
         adapter_start: the first row whose adapter is added to the MLP, or replaces it. None: no row has one.
         """
         x = x.contiguous()
-        out = torch.empty_like(x)
-        rows, threads = x.shape[:-1].numel(), torch.get_num_threads()
-        start = rows if adapter_start is None else adapter_start
-        self.kernels.mlp(self.pair, self.layer, x.data_ptr(), rows, out.data_ptr(), start, replace_mlp, threads)
+        out, threads = torch.empty_like(x), torch.get_num_threads()
+        start = x.shape[:-1].numel() if adapter_start is None else adapter_start
+        parts = (states.view(-1, x.shape[-1]).split(MOST_ROWS) for states in (x, out))
+        for rows, result in zip(*parts, strict=True):
+            count = len(rows)
+            plain = min(max(start, 0), count)
+            self.kernels.mlp(
+                self.pair, self.layer, rows.data_ptr(), count, result.data_ptr(), plain, replace_mlp, threads
+            )
+            start -= count
         return out

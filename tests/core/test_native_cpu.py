@@ -91,6 +91,7 @@ def targets(dtype: torch.dtype, fp16_weights: bool = False) -> Iterator[Target]:
     for kind in ("llama", "qwen2", "qwen3", "mistral"):
         config = tiny_model(kind).config
         config.hidden_size, config.intermediate_size = 160, 64  # rows that torch's norm sums in several parts
+        config.max_position_embeddings = 4 * native_cpu.MOST_ROWS
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config)
         for p in model.parameters():
@@ -139,6 +140,21 @@ def test_layers_are_the_modules() -> None:
             made = target.prefill(prompt, cache, every=True).hidden_states[FINAL]
             target.family.blocks = family_of(target.model).blocks
             right = target.prefill(prompt, target.new_cache(40), every=True).hidden_states[FINAL]
+        assert (made - right).abs().max() <= 1e-4 * (1 + right.abs().max())
+
+
+@available
+def test_a_long_pass_in_pieces_is_that_of_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    length, models = 2 * native_cpu.MOST_ROWS + 7, list(targets(torch.float32))
+    monkeypatch.setattr(FusedBlock, "attend_by_torch", None)
+    monkeypatch.setattr(FusedBlock, "mlp_by_torch", None)
+    for target in models:
+        for block in target.family.blocks:
+            block.native.most = length  # type: ignore[attr-defined]
+        prompt = torch.arange(length)[None] % 13
+        made = target.prefill(prompt, target.new_cache(length), every=True).hidden_states[FINAL]
+        target.family.blocks = family_of(target.model).blocks
+        right = target.prefill(prompt, target.new_cache(length), every=True).hidden_states[FINAL]
         assert (made - right).abs().max() <= 1e-4 * (1 + right.abs().max())
 
 
