@@ -1,4 +1,4 @@
-"""User errors (one line, exit code 2) and helpers for messages."""
+"""Errors of users (one line, an exit code) and helpers for messages."""
 
 from __future__ import annotations
 
@@ -12,6 +12,14 @@ from pathlib import Path
 
 class UserError(Exception):
     """A mistake in what the user gave. Its text is one clear line that can be printed alone."""
+
+    exit_code = 2
+
+
+class RunStopped(UserError):  # noqa: N818
+    """A run that could not go on after it began to measure. Its directory is intact, and --resume continues."""
+
+    exit_code = 4
 
 
 class PluginError(UserError):

@@ -27,10 +27,12 @@ _deferred: list[bool] = []  # one entry per active `defer_alarm`
 
 
 @contextlib.contextmanager
-def time_limit(seconds: float | None, final_message: Callable[[], str] = lambda: "") -> Iterator[Callable[[], None]]:
+def time_limit(
+    seconds: float | None, final_message: Callable[[], str] = lambda: "", exit_code: int = UserError.exit_code
+) -> Iterator[Callable[[], None]]:
     """End the block with TimeIsOver after so many seconds; None sets no limit. Yield a function that restarts the time.
 
-    final_message: returns the line to print if the block cannot be interrupted and the process ends with exit code 2.
+    final_message: returns the line to print if the block cannot be interrupted and the process ends with `exit_code`.
     Raises UserError outside the main thread, which alone can be interrupted. Limits do not nest.
     """
     if seconds is None:
@@ -46,7 +48,7 @@ def time_limit(seconds: float | None, final_message: Callable[[], str] = lambda:
     def watch() -> None:
         while not ended.wait(min(1.0, max(0.0, end[0] - monotonic()))):
             if monotonic() >= end[0]:
-                _exit_process(final_message)
+                _exit_process(final_message, exit_code)
 
     over = threading.Thread(target=watch, daemon=True)
     before = signal.signal(signal.SIGALRM, _interrupt)
@@ -111,8 +113,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         raise TimeIsOver
 
 
-def _exit_process(final_message: Callable[[], str]) -> None:
+def _exit_process(final_message: Callable[[], str], code: int) -> None:
     """End the process at once; the main thread cannot."""
     show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""
     os.write(2, f"{show_cursor}\nssbench: {final_message()}\n".encode(errors="replace"))
-    os._exit(2)
+    os._exit(code)

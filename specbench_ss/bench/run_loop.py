@@ -17,7 +17,7 @@ from specbench_ss.bench.schedule import Sample, interleave_tasks, method_order, 
 from specbench_ss.bench.stopping import reached, why_stop
 from specbench_ss.bench.timed_sample import frozen_heap
 from specbench_ss.engine.decoder import Step
-from specbench_ss.errors import UserError, error_text, failure_text
+from specbench_ss.errors import RunStopped, UserError, error_text, failure_text
 from specbench_ss.runs.config import Load, RunConfig, StoppingRule
 from specbench_ss.runs.environment import busy, changed_since, environment, now
 from specbench_ss.runs.output_match import FAILED, check_readable, not_compared, wrong_methods
@@ -127,7 +127,10 @@ class RunLoop(ABC):
         return
 
     def run(self) -> None:
-        """Make every sample that is not yet committed. An interrupted run stays resumable."""
+        """Make every sample that is not yet committed. An interrupted run stays resumable.
+
+        Raises RunStopped for a UserError on the way.
+        """
         try:
             self.run_dir.update(status="running")
             self._run()
@@ -135,6 +138,8 @@ class RunLoop(ABC):
             interrupted = isinstance(e, KeyboardInterrupt)
             with contextlib.suppress(UserError):  # a full disk: the first error matters
                 self.run_dir.update(status="interrupted" if interrupted else "failed", finished=now())
+            if isinstance(e, UserError):
+                raise RunStopped(str(e)) from e
             raise
         self.run_dir.update(status="complete", finished=now())
 

@@ -1,113 +1,15 @@
-"""Number of repeats until the intervals of all speedups are narrow enough.
-
-The units of an interval are questions, so its width has two parts: how much questions differ, which no repeat changes,
-and how much repeats of a question differ, which falls with their number. docs/design/compare.md has the rule.
-"""
+"""Number of repeats until the intervals of all speedups are narrow enough. docs/design/compare.md has the rule."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
-import numpy as np
-from scipy import stats
 
 from specbench_ss.runs.config import StoppingRule
 from specbench_ss.runs.records import SampleRecord
-from specbench_ss.stats.intervals import FEWEST, LEVEL, TIMING_FLOOR, Floats, strata_of
-from specbench_ss.stats.pairs import Pairs
+from specbench_ss.stats.intervals import FEWEST
+from specbench_ss.stats.precision import widest_ci
 
-KNOWN = 8  # degrees of freedom from which the spread of repeats is used for predictions
-SURE = 0.95  # confidence that repeats cannot help, at which they end
 NARROWS = 0.98  # factor by which the last two repeats must have narrowed an interval for another one
-
-DOMINATES = 0.8  # share of the width that no repeat can narrow, above which another repeat is not worth its time
-
-
-@dataclass(frozen=True, slots=True)
-class Width:
-    """Half the width of an interval, relative to the speedup, after some repeats; at_best: with any number of them.
-
-    half is None with too few questions; at_best is None with too few repeats for an estimate. questions: their number.
-    freedom: degrees of freedom of the interval. floor: part of the width that no question narrows.
-    """
-
-    method: str
-    half: float | None
-    at_best: float | None
-    questions: int = 0
-    freedom: float = 1.0
-    floor: float = 0.0
-
-    def needed(self, target: float) -> int:
-        """Return about how many questions an interval needs that is within a target with any number of repeats."""
-        width, n = self.half if self.at_best is None else self.at_best, self.questions
-
-        def scaled(n: int) -> float:
-            return float(stats.t.isf((1 - LEVEL) / 2, self.freedom * n / self.questions)) / math.sqrt(n)
-
-        scale = ((width or 0.0) - self.floor) / scaled(n)
-        while self.floor + scale * scaled(n) > target:
-            n += 1 + n // 100
-        return n
-
-
-def widest_ci(rows: Sequence[SampleRecord], labels: Sequence[str], repeats: int) -> Width:
-    """Return the widest interval of all speedups over all questions, of the first repeats of a run.
-
-    labels: of its methods, its reference first.
-    """
-    of_method: dict[str, list[SampleRecord]] = {label: [] for label in labels}
-    for row in rows:
-        if row.repeat < repeats and row.method in of_method:
-            of_method[row.method].append(row)
-    made = [_width(label, of_method[label], of_method[labels[0]]) for label in labels[1:]]
-    if not made:
-        return Width(labels[0], None, None)
-    return max(made, key=lambda width: math.inf if width.half is None else width.half)
-
-
-def _width(label: str, own: Sequence[SampleRecord], ref: Sequence[SampleRecord]) -> Width:
-    times = Pairs(own, ref)
-    around, speedup = times.interval(), times.speedup()
-    if around is None or not speedup:
-        return Width(label, None, None)
-    half = (around[1] - around[0]) / 2 / speedup
-    share = repeats_share(times)
-    floor = min(half, times.processes * TIMING_FLOOR)
-    at_best = None if share is None else floor + (half - floor) * math.sqrt(1 - share)
-    return Width(label, half, at_best, len(times.questions), times.log_speedup().freedom, floor)
-
-
-def repeats_share(pairs: Pairs[SampleRecord]) -> float | None:
-    """Return an upper bound of the share of repeats in the interval's squared width; None if unknown.
-
-    Each repeat of a question has an influence on the logarithm of the speedup; the variance of their mean is compared
-    with that of questions within tasks. Both are estimates: the share is the upper end of its one-sided interval, by
-    the F distribution.
-    """
-    sums: dict[str, dict[int, Floats]] = {}
-    for a, b in zip(pairs.own, pairs.other, strict=True):
-        parts = np.array([b.wall_s or 0.0, a.tokens or 0, b.tokens or 0, a.wall_s or 0.0], dtype=np.float64)
-        of_question = sums.setdefault(a.question_id, {})
-        of_question[a.repeat] = of_question.get(a.repeat, np.zeros(4)) + parts
-    most = max((len(of) for of in sums.values()), default=0)
-    task = {row.question_id: row.category for row in pairs.own}
-    chosen = [question for question, of in sums.items() if len(of) == most]
-    whole = [np.stack(list(sums[question].values())) for question in chosen]
-    if len(whole) < FEWEST or len(whole) * (most - 1) < KNOWN:
-        return None
-    columns = np.stack(whole)  # [questions, repeats, 4]
-    total = columns.mean(1).sum(0)
-    influences = (columns / total) @ np.array([1.0, 1.0, -1.0, -1.0])  # [questions, repeats]
-    strata = strata_of([task[question] for question in chosen])
-    size = np.bincount(strata)
-    apart = influences.mean(1) - (np.bincount(strata, influences.mean(1)) / size)[strata]
-    of_all = float((apart**2 * (size / (size - 1))[strata]).mean())
-    of_repeats, between = influences.var(1, ddof=1).mean() / most, len(whole) - len(size)  # degrees of freedom
-    upper = float(stats.f.ppf(SURE, between, len(whole) * (most - 1)))
-    return float(min(1.0, upper * of_repeats / of_all)) if of_all > 0 else 1.0
 
 
 def why_stop(rows: Sequence[SampleRecord], labels: Sequence[str], repeats: int, goal: StoppingRule) -> str:
@@ -121,7 +23,7 @@ def why_stop(rows: Sequence[SampleRecord], labels: Sequence[str], repeats: int, 
     if now.half <= goal.target_ci:
         return f"{width}: every interval is within --target-ci (±{goal.target_ci:g})"
     more = f"about {now.needed(goal.target_ci)} questions in place of {now.questions} would do (--limit)"
-    if now.at_best is not None and now.at_best > max(goal.target_ci, DOMINATES * now.half):
+    if now.at_best is not None and now.repeats_cannot_help and now.at_best > goal.target_ci:
         return f"{width}: between-question variance dominates (±{now.at_best:.3f} at best); {more}"
     before = widest_ci(rows, labels, repeats - 2).half if repeats > 2 else None
     if before is not None and now.half > NARROWS * before:

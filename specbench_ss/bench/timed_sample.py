@@ -20,7 +20,7 @@ from specbench_ss.engine.decoder import Decoder, Generation, drop_caches
 from specbench_ss.engine.generate import StopParams, probe_drafts
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
-from specbench_ss.errors import UserError, error_text, place_of
+from specbench_ss.errors import RunStopped, UserError, error_text, place_of
 from specbench_ss.time_limit import TimeIsOver, time_limit
 
 P = TypeVar("P")
@@ -241,7 +241,7 @@ class RequestRunner:
         resumable = f"{self.place} is complete so far, and --resume continues"
         try:
             message = f"{label}: {over}, and it cannot be interrupted; {resumable}"
-            with time_limit(longest, lambda: message):
+            with time_limit(longest, lambda: message, RunStopped.exit_code):
                 yield
         except TimeIsOver:
             self.target.drop_cache()  # it may have been left half-written

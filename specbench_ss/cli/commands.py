@@ -132,7 +132,7 @@ def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run the command line; what the user can mend is one line on stderr and exit code 2."""
+    """Run the command line; what the user can mend is one line on stderr and exit code 2 or 4 (`RunStopped`)."""
     registry.clear_file_methods()
     with warnings.catch_warnings():
         warnings.showwarning = _print_warning
@@ -140,7 +140,7 @@ def main(args: list[str] | None = None) -> int:
         try:
             code = _ssbench()(args=args, prog_name="ssbench", standalone_mode=False)
         except UserError as error:
-            return _fail(str(error))
+            return _fail(str(error), error.exit_code)
         except typer.TyperException as error:
             return _fail(error.format_message(), error.exit_code)
         except (KeyboardInterrupt, typer.Abort):
@@ -148,7 +148,7 @@ def main(args: list[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _fail(message: str, code: int = 2) -> int:
+def _fail(message: str, code: int) -> int:
     """Print one line on stderr; nothing if the help was printed."""
     if message:
         print(f"ssbench: {printable(' '.join(message.split()))}", file=sys.stderr)

@@ -7,9 +7,12 @@ import io
 import os
 import select
 import sys
+import traceback
 from typing import NoReturn
 
 from specbench_ss.cli.placeholders import only_prints, use_placeholders
+
+BUG = 3  # exit code of an exception that no code expected
 
 
 class _Output(io.FileIO):
@@ -66,6 +69,9 @@ def console() -> NoReturn:
     except KeyboardInterrupt:  # in an import
         print("ssbench: interrupted", file=sys.stderr)
         code = 130
+    except Exception:
+        traceback.print_exc()
+        code = BUG
     sys.stdout.flush()
     if stdout.lost is not None and stdout.lost.errno != errno.EPIPE:
         print(f"ssbench: warning: stdout is incomplete: {stdout.lost.strerror}".lower(), file=sys.stderr)

@@ -63,7 +63,7 @@ def _naming(out: Path) -> Iterator[None]:
     except UserError as error:
         if "--resume" not in str(error):
             raise
-        raise UserError(f"{error}; --out is {out} for both runs") from None
+        raise type(error)(f"{error}; --out is {out} for both runs") from None
 
 
 def show_both(local: Results, served: Results, pairs: list[Pair], options: RunOptions, form: Form) -> None:

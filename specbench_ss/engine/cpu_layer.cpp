@@ -139,7 +139,7 @@ struct BF16 {
 };
 
 constexpr int LINE = 64;  // bytes of a cache line
-constexpr int PANEL = 2 * L;  // threads take one panel at a time: a thread whose core is busy takes fewer
+constexpr int PANEL = 2 * L;  // threads take two panels at a time: a thread whose core is busy takes fewer
 constexpr int MOST_TOKENS = 256;  // as `native_cpu.MOST_ROWS`
 constexpr int MOST_HEAD = 1024;  // as `native_cpu.HEAD_SIZE`
 

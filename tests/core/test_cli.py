@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from importlib.metadata import EntryPoint
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import typer
 from rich.console import Console
 
+from specbench_ss import storage
 from specbench_ss.bench.build_config import default_out, method_specs, recording_of
 from specbench_ss.cli import run_output
 from specbench_ss.cli.commands import COMMANDS
@@ -332,6 +334,31 @@ def test_brackets_in_help_are_shown(
     for text in texts:
         assert text in shown
     assert "\\" not in shown
+
+
+def test_a_bug_has_a_traceback_and_an_exit_code_of_its_own() -> None:
+    script = "from specbench_ss.cli import main\nmain.main = lambda: 1 / 0\nmain.console()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3 and "Traceback" in done.stderr and "ZeroDivisionError" in done.stderr
+
+
+def test_a_run_that_cannot_go_on_has_an_exit_code_of_its_own_and_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", "--methods", "pld", "--tasks", "qa", "--limit", "1", "--warmup", "0", "--max-new-tokens", "4", "-q"]
+    words += ["--out", str(tmp_path / "run")]
+    append, full = storage.append, [False, True]
+
+    def until_it_is_full(file: IO[bytes], lines: Sequence[Mapping[str, Any]]) -> None:
+        if file.name.endswith(SAMPLES) and full and full.pop(0):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(file, lines)
+
+    monkeypatch.setattr(storage, "append", until_it_is_full)
+    assert main(words) == 4 and "no space left" in capsys.readouterr().err
+    assert main([*words, "--resume"]) == 0
+    kept = read_run(tmp_path / "run")
+    assert kept.manifest["status"] == "complete" and len({row.key for row in kept.rows}) == len(kept.rows) == 2
 
 
 LIGHT = ["--help", "methods", "methods ss,medusa", "suites", "train medusa --help", "suites show --help"]

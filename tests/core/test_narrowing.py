@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from specbench_ss.bench import run_loop, stopping
+from specbench_ss.bench import run_loop
 from specbench_ss.bench.build_config import stopping_rule_of
 from specbench_ss.bench.schedule import method_order, plan
-from specbench_ss.bench.stopping import repeats_share, why_stop, widest_ci
+from specbench_ss.bench.stopping import why_stop
 from specbench_ss.cli.main import main
 from specbench_ss.errors import UserError
 from specbench_ss.options import MethodSpec
@@ -20,7 +20,9 @@ from specbench_ss.runs.config import RunConfig, StoppingRule
 from specbench_ss.runs.records import SampleRecord
 from specbench_ss.runs.run_dir import read_run
 from specbench_ss.runs.run_options import RunOptions, read_share
+from specbench_ss.stats import precision
 from specbench_ss.stats.pairs import Pairs
+from specbench_ss.stats.precision import advice, repeats_share, widest_ci
 from tests.core.test_runner import ASKED, Bench
 
 LABELS = ("ar", "m")
@@ -94,7 +96,7 @@ def test_repeats_end_where_the_last_ones_did_not_help_or_where_they_may_not_be_m
     seconds = sum(row.wall_s or 0.0 for row in rows)
     assert "(--budget)" in why_stop(rows, LABELS, 4, StoppingRule(0.012, budget=1.2 * seconds))
     assert why_stop(rows, LABELS, 4, StoppingRule(0.012, budget=1.3 * seconds)) == ""
-    monkeypatch.setattr(stopping, "repeats_share", lambda pairs: None)
+    monkeypatch.setattr(precision, "repeats_share", lambda pairs: None)
     for row in rows:
         if row.repeat > 1:  # two repeats that add nothing: the first two again
             row.wall_s = next(
@@ -194,3 +196,16 @@ def test_a_run_without_a_goal_is_as_before_and_may_be_continued_with_one(tmp_pat
 def test_goals() -> None:
     assert stopping_rule_of(RunOptions(target_ci=0.02, repeats=2)) == StoppingRule(0.02, 16, None)
     assert stopping_rule_of(RunOptions(repeats=2)) is None
+
+
+def test_advice_is_how_many_questions_halve_the_interval_and_whether_repeats_can() -> None:
+    by_questions, by_repeats = measured(6, questions=0.1), measured(6, noise=0.1)
+    width = widest_ci(by_questions, LABELS, 6)
+    text = advice(width, tasks=2)
+    assert width.half is not None and width.repeats_cannot_help and "repeats cannot" in text
+    many = int(text.split()[1])
+    assert 4 <= many / width.questions < 7 and f"(--limit {-(-many // 2)})" in text
+    again = widest_ci(measured(6, questions=0.1, asked=many), LABELS, 6).half
+    assert again is not None and 0.3 < again / width.half < 0.7
+    assert "repeats cannot" not in advice(widest_ci(by_repeats, LABELS, 6), tasks=2)
+    assert advice(widest_ci(measured(6), LABELS, 6), tasks=2) == ""

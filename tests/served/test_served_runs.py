@@ -18,7 +18,7 @@ from specbench_ss.bench.run_loop import NullCallbacks
 from specbench_ss.bench.schedule import Sample, arrivals, plan
 from specbench_ss.bench.server_client import Server
 from specbench_ss.cli.main import main
-from specbench_ss.errors import UserError
+from specbench_ss.errors import RunStopped, UserError
 from specbench_ss.results.checks import checks
 from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.runs.config import Load
@@ -245,7 +245,7 @@ def test_a_server_that_goes_away_ends_the_run_which_can_be_resumed(questions: Pa
             made = measured([one, other], ["one", "other"], questions, out, limit=1)
         with serving(Behaviour(mode="page", after=3)) as broken:
             del made
-            with pytest.raises(UserError, match="failed 3 times in a row.*--resume") as e:
+            with pytest.raises(RunStopped, match="failed 3 times in a row.*--resume") as e:
                 gone(broken)
                 measured([one, broken], ["one", "broken"], questions, tmp_path / "gone", concurrency=())
             assert "\n" not in str(e.value)

@@ -20,7 +20,7 @@ from specbench_ss import run
 from specbench_ss.bench import server_launch, server_run
 from specbench_ss.bench.server_launch import port_free, read_servers, without_secrets
 from specbench_ss.cli.main import main
-from specbench_ss.errors import UserError
+from specbench_ss.errors import RunStopped, UserError
 from specbench_ss.runs.config import Endpoint
 from specbench_ss.runs.run_dir import read_run
 from specbench_ss.time_limit import time_limit
@@ -168,7 +168,7 @@ def test_a_baseline_that_fails_ends_the_run_which_can_be_resumed(port: int, ques
     mended, out = tmp_path / "mended", tmp_path / "r"
     servers = {"plain": fake(dies_after=3, unless=str(mended)), "other": fake(tokens=4)}
     file = file_of(tmp_path, port, servers, blocks=1)
-    with pytest.raises(UserError, match="the engine core died.*--resume"):
+    with pytest.raises(RunStopped, match="the engine core died.*--resume"):
         measured(file, questions, out, warmup=0)
     before = read_run(out)
     good = {row.key: row.started for row in before.rows if row.ok}

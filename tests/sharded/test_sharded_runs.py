@@ -19,7 +19,7 @@ from specbench_ss.bench.build_config import recording_of
 from specbench_ss.bench.ray import ShardResult
 from specbench_ss.bench.run_loop import NullCallbacks
 from specbench_ss.engine.target import Target
-from specbench_ss.errors import UserError
+from specbench_ss.errors import RunStopped, UserError
 from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import OutputOptions, Recording, RunConfig, StoppingRule, Workers
 from specbench_ss.runs.records import Run, SampleRecord
@@ -165,7 +165,7 @@ def test_a_question_that_costs_too_many_workers_ends_the_run_which_goes_on_later
             bad.append(given[0].question_id)
         return name == "make" and given[0].question_id == bad[0]
 
-    with pytest.raises(UserError, match=f"3 workers were lost at question .*{'--resume'}"):
+    with pytest.raises(RunStopped, match=f"3 workers were lost at question .*{'--resume'}"):
         by(FakeRay(lost), "run")
     begun = read_run(tmp_path / "run")
     assert begun.manifest["status"] == "failed" and bad[0] not in {row.question_id for row in begun.rows}
