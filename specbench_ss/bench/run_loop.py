@@ -129,7 +129,7 @@ class RunLoop(ABC):
     def run(self) -> None:
         """Make every sample that is not yet committed. An interrupted run stays resumable.
 
-        Raises RunStopped for a UserError on the way.
+        Raises RunStopped for a UserError after the first sample, since what was measured is worth going on with.
         """
         try:
             self.run_dir.update(status="running")
@@ -138,7 +138,7 @@ class RunLoop(ABC):
             interrupted = isinstance(e, KeyboardInterrupt)
             with contextlib.suppress(UserError):  # a full disk: the first error matters
                 self.run_dir.update(status="interrupted" if interrupted else "failed", finished=now())
-            if isinstance(e, UserError):
+            if isinstance(e, UserError) and self.run_dir.rows:
                 raise RunStopped(str(e)) from e
             raise
         self.run_dir.update(status="complete", finished=now())
