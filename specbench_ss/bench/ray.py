@@ -21,7 +21,7 @@ from specbench_ss.bench.runner import Loaded, LocalSession, finished, load
 from specbench_ss.bench.schedule import Sample
 from specbench_ss.bench.timed_sample import frozen_heap
 from specbench_ss.engine.decoder import Step
-from specbench_ss.errors import UserError, first_line
+from specbench_ss.errors import RunStopped, UserError, first_line
 from specbench_ss.options import REFERENCE
 from specbench_ss.registry import load_plugin
 from specbench_ss.results.analysis import Results
@@ -344,7 +344,7 @@ class RayPool:
                 raise UserError(str(cause)) from None
             lost = f"no worker can continue at {stage}" if user_error else f"{LOSSES} workers were lost at {stage}"
             reason = first_line(cause or error)
-            raise UserError(
+            raise RunStopped(
                 f"{lost} (the last one: {reason}); stored results are intact, continue with --resume"
             ) from error
         self._idle.append(worker)

@@ -85,7 +85,7 @@ def test_each_run_is_resumed(
     mended, out = tmp_path / "mended", tmp_path / "r"
     servers = {"plain": fake(dies_after=3, unless=str(mended)), "right": fake(answers=answers)}
     words = both(pairing(file_of(tmp_path, port, servers, blocks=1), "right"), questions, out, "--quiet")
-    assert main(words) == 2 and not (out / METHODS).exists()  # the servers are first, and their baseline died
+    assert main(words) == 4 and not (out / METHODS).exists()  # the servers are first, and their baseline died
     assert f"--out is {out} " in capsys.readouterr().err
     kept = {row.key: row.started for row in read_run(out / SERVERS).rows if row.ok}
     mended.touch()
