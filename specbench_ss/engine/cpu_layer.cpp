@@ -139,12 +139,12 @@ struct BF16 {
 };
 
 constexpr int LINE = 64;  // bytes of a cache line
-constexpr int PANEL = 2 * L;  // threads take two panels at a time: a thread whose core is busy takes fewer
+constexpr int PANEL = 2 * L;  // threads take one or two at a time: a thread whose core is busy takes fewer
 constexpr int MOST_TOKENS = 256;  // as `native_cpu.MOST_ROWS`
 constexpr int MOST_HEAD = 1024;  // as `native_cpu.HEAD_SIZE`
 
-// Multiplies G entries of a row of X by those of L outputs of W, and adds to L sums. In: type that rows of products have
-// in memory: the values are those of X, but a float is broadcast by one instruction.
+// Multiplies G entries of a row of X by those of L outputs of W, and adds to L sums. In: type of a product's rows in
+// memory. They hold values of X, as float where that is what is multiplied. in, out: convert from and to float.
 template <class X, class W>
 struct Pair {
     static constexpr int G = 1;
@@ -188,6 +188,9 @@ long panel_size(int k) {  // entries of one panel
 }
 
 inline long panels(long outputs) { return (outputs + PANEL - 1) / PANEL; }
+
+// Panels that a thread takes: the prefetch at the end of the first serves the second. Few panels are taken one by one.
+inline int at_a_time(long outputs) { return AHEAD && panels(outputs) >= 64 ? 2 : 1; }
 
 // Asks for pages of 2 MiB in memory that has not been written yet: reading it then takes fewer page walks.
 inline void large_pages(void* memory, size_t bytes) {
@@ -465,7 +468,7 @@ void linear(
 #pragma omp parallel num_threads(size) if (size > 1)
     {
         Phase phase;
-#pragma omp for schedule(dynamic, 2) nowait
+#pragma omp for schedule(dynamic, at_a_time(outputs)) nowait
         for (long p = 0; p < panels(outputs); p++) product<X, W>(rows_in, k, rows, w, k, outputs, p, put);
         phase.end();
     }
@@ -476,7 +479,7 @@ template <class X, class W>
 void shrink(const Lora& lora, const In<X, W>* x, int k, int q, In<X, W>* low, Phase& phase) {
     if (lora.rank == 0 || lora.first >= q) return;
     auto put = [&](int r, long n, float v) { low[(long)r * lora.rank + n] = Pair<X, W>::in(lora.scale * v); };
-#pragma omp for schedule(dynamic, 2) nowait
+#pragma omp for schedule(dynamic, 1) nowait
     for (long p = 0; p < panels(lora.rank); p++)
         product<X, W>(x + (long)lora.first * k, k, q - lora.first, lora.down, k, lora.rank, p, put);
     phase.end();
@@ -617,7 +620,7 @@ void attend(
         phase.end();
         shrink<X, W>(w.lora[0], normed, h, q, low, phase);
         auto put = [&](int r, long n, float v) { qkv[r * wide + n] = X::put(biased<X>(v, w.qkv_bias, n)); };
-#pragma omp for schedule(dynamic, 2) nowait
+#pragma omp for schedule(dynamic, at_a_time(wide)) nowait
         for (long p = 0; p < panels(wide); p++) product<X, W>(normed, h, q, w.qkv, h, wide, p, put, &w.lora[0], low);
         phase.end();
 #pragma omp for schedule(static) nowait
@@ -642,7 +645,7 @@ void attend(
             }
         }
         phase.end();
-#pragma omp for schedule(dynamic, 2) nowait
+#pragma omp for schedule(dynamic, 1) nowait
         for (long i = 0; i < blocks * w.kv_heads; i++) {
             static thread_local std::vector<float> buffer;
             static thread_local std::vector<I*> to;
@@ -659,7 +662,7 @@ void attend(
         const int k = w.heads * d;
         shrink<X, W>(w.lora[1], attended, k, q, low, phase);
         auto last = [&](int r, long n, float v) { y[(long)r * h + n] = X::put(biased<X>(v, w.out_bias, n)); };
-#pragma omp for schedule(dynamic, 2) nowait
+#pragma omp for schedule(dynamic, at_a_time(h)) nowait
         for (long p = 0; p < panels(h); p++) product<X, W>(attended, k, q, w.out, k, h, p, last, &w.lora[1], low);
         phase.end();
     }
@@ -695,10 +698,10 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int adapter_start, boo
             const float rounded = X::get(X::put(v));
             low[(long)r * rank + n] = P::in(silu(rounded, std::exp(-std::fabs(rounded))));
         };
-#pragma omp for schedule(dynamic, 2) nowait
+#pragma omp for schedule(dynamic, 1) nowait
         for (long p = 0; p < (adapter_rows ? panels(rank) : 0); p++)
             product<X, W>(normed + (long)adapter_start * h, h, adapter_rows, w.adapter.down, h, rank, p, activate);
-#pragma omp for schedule(dynamic, 2) nowait
+#pragma omp for schedule(dynamic, at_a_time(inner)) nowait
         for (long p = 0; p < (mlp_rows ? inner / PANEL : 0); p++) {
             const long from = p * PANEL, to = from + PANEL;
             float gate[MOST_TOKENS * PANEL];
@@ -726,7 +729,7 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int adapter_start, boo
         phase.end();
         shrink<X, W>(w.lora[3], active, inner, q, low, phase);
         auto last = [&](int r, long n, float v) { y[(long)r * h + n] = X::put(biased<X>(v, w.down_bias, n)); };
-#pragma omp for schedule(dynamic, 2) nowait
+#pragma omp for schedule(dynamic, at_a_time(h)) nowait
         for (long p = 0; p < panels(h); p++) {
             product<X, W>(active, inner, mlp_rows, w.down, inner, h, p, last, &w.lora[3], low);
             if (!adapter_rows) continue;

@@ -196,7 +196,7 @@ def _timing(run: Run, rows: Sequence[SummaryRow], unstable: Sequence[str]) -> Ch
     kinds = "; ".join(text.partition(": ")[0] for text in warned)
     problems = [
         (("noisy", "unstable"), _noisy_text(run, rows, noisy)),
-        (("unstable",), f"Unstable timing: {'; '.join([*unstable, *_narrower(run)])}" if unstable else ""),
+        (("unstable",), f"Unstable timing: {'; '.join([*unstable, *_narrower(run, rows)])}" if unstable else ""),
         (("unstable", "warnings"), f"Timing: {kinds}" if warned else ""),
     ]
     lines = (
@@ -222,9 +222,10 @@ def _timing(run: Run, rows: Sequence[SummaryRow], unstable: Sequence[str]) -> Ch
     return Check("timing", "ok", f"Timing is stable: times of {work} differ by less than 10%, and no sample is noisy.")
 
 
-def _narrower(run: Run) -> Iterator[str]:
-    """Yield what would narrow the widest interval, since the intervals include what makes times differ."""
-    width = widest_ci(run.rows, [run.baseline, *(label for label in run.labels if label != run.baseline)], run.repeats)
+def _narrower(run: Run, rows: Sequence[SummaryRow]) -> Iterator[str]:
+    """Yield what would narrow the widest interval of a method, since the intervals include what makes times differ."""
+    methods = [row.method for row in rows if row.speedup_interval is not None and not row.reference_of]
+    width = widest_ci(run.rows, [run.baseline, *methods], run.repeats)
     if text := advice(width, len({row.category for row in run.rows})):
         yield f"the intervals include that, and {text}"
 

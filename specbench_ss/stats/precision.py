@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import stats
@@ -121,7 +121,7 @@ def advice(width: Width, tasks: int) -> str:
     """
     if width.half is None or width.half / 2 <= width.floor:
         return ""
-    count = width.needed(width.half / 2)
+    count = replace(width, at_best=None).needed(width.half / 2)  # with as many repeats as now
     more = f"about {count} questions in place of {width.questions}"
     found = f"{more} would halve the interval of {width.method}, ±{width.half:.3f} (--limit {math.ceil(count / tasks)})"
     return f"{found}; repeats cannot (±{width.at_best:.3f} at best)" if width.repeats_cannot_help else found

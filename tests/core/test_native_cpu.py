@@ -159,6 +159,20 @@ def test_a_long_pass_in_pieces_is_that_of_the_modules(monkeypatch: pytest.Monkey
 
 
 @available
+def test_a_long_pass_that_is_not_causal_is_not_cut_into_pieces() -> None:
+    length, target = native_cpu.MOST_ROWS + 7, next(targets(torch.float32))
+    block = target.family.blocks[0]
+    assert isinstance(block, FusedBlock) and block.native is not None
+    block.attention.is_causal, block.native.most = False, length  # type: ignore[assignment]
+    x = torch.randn(1, length, target.hidden_size)
+    rotary = target.rotary(torch.arange(length)[None], length)
+    made, right = (
+        attend(x, target.new_cache(length), None, rotary) for attend in (block.attend, block.attend_by_torch)
+    )
+    assert (made - right).abs().max() <= 1e-4 * (1 + right.abs().max())
+
+
+@available
 @pytest.mark.parametrize("replace_mlp", [False, True], ids=["added", "instead"])
 @pytest.mark.parametrize("types", TYPES, ids=str)
 def test_an_adapter_is_added_to_the_mlp_of_its_rows_or_replaces_it(
@@ -172,9 +186,9 @@ def test_an_adapter_is_added_to_the_mlp_of_its_rows_or_replaces_it(
         assert isinstance(block, FusedBlock) and block.native is not None and block.native.has_mlp
         down, up = ((torch.randn(*shape) / 8).to(of_weights) for shape in ((40, h), (h, 40)))
         native = block.native.with_adapter(*(native_cpu.NativeLinear(w, None, dtype) for w in (down, up)))
-        x = torch.randn(1, 11, h).to(dtype)
+        x = torch.randn(1, native_cpu.MOST_ROWS + 11, h).to(dtype)  # in two pieces
         adapter = F.linear(F.silu(F.linear(block.norm2(x), down.to(dtype))), up.to(dtype))
-        for start in (0, 4, 11):
+        for start in (0, 4, native_cpu.MOST_ROWS + 4, x.shape[1]):
             torch.set_num_threads(1)
             plain, one = block.native.mlp(x), native.mlp(x, start, replace_mlp)
             torch.set_num_threads(2)
