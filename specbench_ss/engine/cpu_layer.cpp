@@ -139,19 +139,25 @@ struct BF16 {
 };
 
 constexpr int LINE = 64;  // bytes of a cache line
+constexpr long FAR = 1 << 20;  // bytes of a matrix; prefetching the smaller ones of a small model made one row 3 % slower
 constexpr int PANEL = 2 * L;  // threads take one or two at a time: a thread whose core is busy takes fewer
 constexpr int MOST_TOKENS = 256;  // as `native_cpu.MOST_ROWS`
 constexpr int MOST_HEAD = 1024;  // as `native_cpu.HEAD_SIZE`
 
-// Multiplies G entries of a row of X by those of L outputs of W, and adds to L sums. In: type of a product's rows in
-// memory. They hold values of X, as float where that is what is multiplied. in, out: convert from and to float.
+// Values of X in memory as float, where float is what is multiplied: one instruction then broadcasts an entry.
+template <class X>
+struct Widened {
+    using S = float;
+    static float get(S v) { return v; }
+    static S put(float v) { return X::get(X::put(v)); }
+};
+
+// Multiplies G entries of a row of X by those of L outputs of W, and adds to L sums. Row: type of a product's rows.
 template <class X, class W>
 struct Pair {
     static constexpr int G = 1;
     using V = vec;
-    using In = float;
-    static In in(float v) { return X::get(X::put(v)); }
-    static float out(In v) { return v; }
+    using Row = Widened<X>;
     static V x(const float* p) { return all(*p); }
     static V x(const uint16_t* p) { return all(X::get(*p)); }  // keys
     template <class T>
@@ -165,9 +171,7 @@ template <>
 struct Pair<BF16, BF16> {
     static constexpr int G = 2;
     using V = __m512i;
-    using In = uint16_t;
-    static In in(float v) { return BF16::put(v); }
-    static float out(In v) { return BF16::get(v); }
+    using Row = BF16;
     static V x(const uint16_t* p) {
         int32_t pair;
         std::memcpy(&pair, p, 4);
@@ -213,11 +217,14 @@ void pack(const typename W::S* w, long outputs, int k, typename W::S* to) {
 }
 
 template <class X, class W>
-using In = typename Pair<X, W>::In;
+using Row = typename Pair<X, W>::Row;
 
-// M rows of x [M, k] times a panel of V * L outputs: put(row, sums).
+template <class X, class W>
+using In = typename Row<X, W>::S;
+
+// M rows of x [M, k] times a panel of V * L outputs: put(row, sums). far: the panel comes from memory, not from a cache.
 template <class X, class W, int M, int V, class T, class Put>
-inline void tile(const T* x, long ldx, const typename W::S* w, int k, Put put) {
+inline void tile(const T* x, long ldx, const typename W::S* w, int k, bool far, Put put) {
     using P = Pair<X, W>;
     vec total[M][V];
     for (int m = 0; m < M; m++)
@@ -226,7 +233,7 @@ inline void tile(const T* x, long ldx, const typename W::S* w, int k, Put put) {
 #pragma GCC unroll 2
     for (; i + P::G <= k; i += P::G, w += V * L * P::G) {
         typename P::V b[V];
-        if constexpr (AHEAD && V == PANEL / L)  // a matrix from memory, not queries
+        if (AHEAD && far)
             for (int line = 0; line < (int)sizeof(*w) * V * L * P::G; line += LINE)
                 _mm_prefetch((const char*)w + AHEAD + line, _MM_HINT_T0);
         for (int v = 0; v < V; v++) b[v] = P::w(w + v * L * P::G);
@@ -315,7 +322,7 @@ inline void amx_tiles(const uint16_t* x, long ldx, long rows, const uint16_t* w,
 
 // All rows of x [rows, k] times a panel of V * L outputs: put(row, sums). As few tiles as possible, of similar heights.
 template <class X, class W, int V, class T, class Put>
-inline void tiles(const T* x, long ldx, long rows, const typename W::S* w, int k, Put put) {
+inline void tiles(const T* x, long ldx, long rows, const typename W::S* w, int k, bool far, Put put) {
 #ifdef SSBENCH_AMX
     if constexpr (group<X, W> == 2)
         if (amx) return amx_tiles<V>(x, ldx, rows, w, k, put);
@@ -326,15 +333,15 @@ inline void tiles(const T* x, long ldx, long rows, const typename W::S* w, int k
         height = (left + count - 1) / count;
         switch (height) {
 #ifdef SSBENCH_AVX512
-            case 8: tile<X, W, 8, V>(x, ldx, w, k, shifted); break;
-            case 7: tile<X, W, 7, V>(x, ldx, w, k, shifted); break;
+            case 8: tile<X, W, 8, V>(x, ldx, w, k, far, shifted); break;
+            case 7: tile<X, W, 7, V>(x, ldx, w, k, far, shifted); break;
 #endif
-            case 6: tile<X, W, 6, V>(x, ldx, w, k, shifted); break;
-            case 5: tile<X, W, 5, V>(x, ldx, w, k, shifted); break;
-            case 4: tile<X, W, 4, V>(x, ldx, w, k, shifted); break;
-            case 3: tile<X, W, 3, V>(x, ldx, w, k, shifted); break;
-            case 2: tile<X, W, 2, V>(x, ldx, w, k, shifted); break;
-            default: tile<X, W, 1, V>(x, ldx, w, k, shifted); break;
+            case 6: tile<X, W, 6, V>(x, ldx, w, k, far, shifted); break;
+            case 5: tile<X, W, 5, V>(x, ldx, w, k, far, shifted); break;
+            case 4: tile<X, W, 4, V>(x, ldx, w, k, far, shifted); break;
+            case 3: tile<X, W, 3, V>(x, ldx, w, k, far, shifted); break;
+            case 2: tile<X, W, 2, V>(x, ldx, w, k, far, shifted); break;
+            default: tile<X, W, 1, V>(x, ldx, w, k, far, shifted); break;
         }
     }
 }
@@ -358,7 +365,7 @@ namespace {
 // B times low [rows, rank] of one panel -> [rows, PANEL].
 template <class X, class W>
 void expand(const Lora& lora, const In<X, W>* low, int rows, long panel, float* out) {
-    tiles<X, W, PANEL / L>(low, lora.rank, rows, panel_of<X, W>(lora.up, lora.rank, panel), lora.rank,
+    tiles<X, W, PANEL / L>(low, lora.rank, rows, panel_of<X, W>(lora.up, lora.rank, panel), lora.rank, false,
         [&](long r, const float* sums) { std::memcpy(out + r * PANEL, sums, PANEL * sizeof(float)); });
 }
 
@@ -372,7 +379,8 @@ inline void product(
     const int plain = lora && lora->rank ? std::min(lora->first, rows) : rows;  // rows without LoRA
     float added[MOST_TOKENS * PANEL];
     if (plain < rows) expand<X, W>(*lora, low, rows - plain, panel, added);
-    tiles<X, W, PANEL / L>(x, ldx, rows, panel_of<X, W>(packed, k, panel), k, [&](long r, const float* sums) {
+    const bool far = panels(outputs) * panel_size<X, W>(k) * (long)sizeof(typename W::S) >= FAR;
+    tiles<X, W, PANEL / L>(x, ldx, rows, panel_of<X, W>(packed, k, panel), k, far, [&](long r, const float* sums) {
         if (r < plain)
             for (int n = 0; n < count; n++) put((int)r, first + n, sums[n]);
         else
@@ -380,9 +388,9 @@ inline void product(
     });
 }
 
-// put: of a value, as `out` has it.
-template <class X, class T, class Put>
-void rms_norm(const typename X::S* x, const typename X::S* weight, float eps, int h, T* out, Put put) {
+// To: type of `out`.
+template <class X, class To>
+void rms_norm(const typename X::S* x, const typename X::S* weight, float eps, int h, typename To::S* out) {
     vec squares = zero();
     int i = 0;
     for (; i + L <= h; i += L) {
@@ -394,7 +402,7 @@ void rms_norm(const typename X::S* x, const typename X::S* weight, float eps, in
         squares = fma(v, v, squares);
     }
     float factor = 1.0f / std::sqrt(sum(squares) / h + eps);
-    for (i = 0; i < h; i++) out[i] = put(X::get(x[i]) * factor * (weight ? X::get(weight[i]) : 1.0f));
+    for (i = 0; i < h; i++) out[i] = To::put(X::get(x[i]) * factor * (weight ? X::get(weight[i]) : 1.0f));
 }
 
 char* scratch(size_t bytes) {
@@ -478,7 +486,7 @@ void linear(
 template <class X, class W>
 void shrink(const Lora& lora, const In<X, W>* x, int k, int q, In<X, W>* low, Phase& phase) {
     if (lora.rank == 0 || lora.first >= q) return;
-    auto put = [&](int r, long n, float v) { low[(long)r * lora.rank + n] = Pair<X, W>::in(lora.scale * v); };
+    auto put = [&](int r, long n, float v) { low[(long)r * lora.rank + n] = Row<X, W>::put(lora.scale * v); };
 #pragma omp for schedule(dynamic, 1) nowait
     for (long p = 0; p < panels(lora.rank); p++)
         product<X, W>(x + (long)lora.first * k, k, q - lora.first, lora.down, k, lora.rank, p, put);
@@ -489,7 +497,7 @@ template <class X>
 void norm(const void* x, long rows, const void* weight, float eps, int h, void* y) {
     using S = typename X::S;
     for (long r = 0; r < rows; r++)
-        rms_norm<X>((const S*)x + r * h, (const S*)weight, eps, h, (S*)y + r * h, X::put);
+        rms_norm<X, X>((const S*)x + r * h, (const S*)weight, eps, h, (S*)y + r * h);
 }
 
 // Adds the values of all keys, weighted by scores [total, L], for R rows and V * L dimensions.
@@ -513,10 +521,10 @@ inline void weigh(const typename X::S* values, int d, int c, long total, const f
         for (int v = 0; v < V; v++) store(out + (r * V + v) * L, a[r][v]);
 }
 
-template <class X, int R, class T, class Put>
+template <class X, int R, class To>
 inline void weigh_rows(
     const typename X::S* values, int d, long total, const float* scores, const float* sums, int first, int count,
-    const std::vector<T*>& to, Put put) {
+    const std::vector<typename To::S*>& to) {
     for (int c = 0; c < d;) {
         float out[R * 2 * L];
         const int wide = d - c > L ? 2 : 1;
@@ -526,18 +534,18 @@ inline void weigh_rows(
             weigh<X, R, 1>(values, d, c, total, scores + first, out);
         for (int r = 0; r < count; r++)
             for (int i = 0; i < wide * L && c + i < d; i++)
-                to[first + r][c + i] = put(out[r * wide * L + i] / sums[first + r]);
+                to[first + r][c + i] = To::put(out[r * wide * L + i] / sums[first + r]);
         c += wide * L;
     }
 }
 
 // Attention of up to L query rows [count, d] of one key-value head; to: where each one's result belongs. A row of the
 // mask belongs to query row (first + r) % q. Lanes are query rows, and sums go over keys in their order.
-template <class X, class T, class Put>
+template <class X, class To>
 void attend_rows(
     const Layer& w, const typename X::S* query, const typename X::S* keys, const typename X::S* values,
     const typename X::S* mask, bool causal, int q, long past, int first, int count, std::vector<float>& memory,
-    const std::vector<T*>& to, Put put) {
+    const std::vector<typename To::S*>& to) {
     constexpr int G = group<X, X>;
     const int d = w.d;
     const long total = past + q;
@@ -548,7 +556,7 @@ void attend_rows(
         for (int r = 0; r < L; r++)
             for (int g = 0; g < G; g++)
                 packed[(i / G * L + r) * G + g] = r < count && i + g < d ? query[(long)r * d + i + g] : 0;
-    tiles<X, X, 1>(keys, d, total, packed, d, [&](long j, const float* sums) {
+    tiles<X, X, 1>(keys, d, total, packed, d, false, [&](long j, const float* sums) {
         std::memcpy(scores + j * L, sums, L * sizeof(float));
     });
     vec most = all(-INFINITY);
@@ -576,10 +584,10 @@ void attend_rows(
     store(sums, of_rows);
     for (int r = 0; r < count; r += 4)
         switch (std::min(4, count - r)) {
-            case 4: weigh_rows<X, 4>(values, d, total, scores, sums, r, 4, to, put); break;
-            case 3: weigh_rows<X, 3>(values, d, total, scores, sums, r, 3, to, put); break;
-            case 2: weigh_rows<X, 2>(values, d, total, scores, sums, r, 2, to, put); break;
-            default: weigh_rows<X, 1>(values, d, total, scores, sums, r, 1, to, put); break;
+            case 4: weigh_rows<X, 4, To>(values, d, total, scores, sums, r, 4, to); break;
+            case 3: weigh_rows<X, 3, To>(values, d, total, scores, sums, r, 3, to); break;
+            case 2: weigh_rows<X, 2, To>(values, d, total, scores, sums, r, 2, to); break;
+            default: weigh_rows<X, 1, To>(values, d, total, scores, sums, r, 1, to); break;
         }
 }
 
@@ -613,9 +621,9 @@ void attend(
 #pragma omp for schedule(static) nowait
         for (long r = 0; r < q; r++) {
             if (w.norm1)
-                rms_norm<X>(x + r * h, (const S*)w.norm1, w.eps1, h, normed + r * h, Pair<X, W>::in);
+                rms_norm<X, Row<X, W>>(x + r * h, (const S*)w.norm1, w.eps1, h, normed + r * h);
             else
-                for (int i = 0; i < h; i++) normed[r * h + i] = Pair<X, W>::in(X::get(x[r * h + i]));
+                for (int i = 0; i < h; i++) normed[r * h + i] = Row<X, W>::put(X::get(x[r * h + i]));
         }
         phase.end();
         shrink<X, W>(w.lora[0], normed, h, q, low, phase);
@@ -635,7 +643,7 @@ void attend(
                                    : keys + (head - w.heads) * stride + (past + r) * d;
             S head_normed[MOST_HEAD];
             if (w.head_norm) {
-                rms_norm<X>(from, (const S*)w.head_norm + (long)head * d, w.eps_head, d, head_normed, X::put);
+                rms_norm<X, X>(from, (const S*)w.head_norm + (long)head * d, w.eps_head, d, head_normed);
                 from = head_normed;
             }
             for (int j = 0; j < d; j++) {  // sin: its first half is negated
@@ -654,9 +662,9 @@ void attend(
             to.resize(count);
             for (int r = 0; r < count; r++)
                 to[r] = attended + ((long)((first + r) % q) * w.heads + kv_head * groups + (first + r) / q) * d;
-            attend_rows<X>(
+            attend_rows<X, Row<X, W>>(
                 w, query + ((long)kv_head * rows + first) * d, keys + kv_head * stride, values + kv_head * stride, mask,
-                causal, q, past, first, count, buffer, to, Pair<X, W>::in);
+                causal, q, past, first, count, buffer, to);
         }
         phase.end();
         const int k = w.heads * d;
@@ -675,7 +683,7 @@ inline float silu(float v, float decay) { return v >= 0 ? v / (1.0f + decay) : v
 template <class X, class W>
 void mlp(const Layer& w, const void* x_, int q, void* y_, int adapter_start, bool replace_mlp, int threads) {
     using S = typename X::S;
-    using P = Pair<X, W>;
+    using To = Row<X, W>;
     using I = In<X, W>;
     const int h = w.hidden, inner = w.inner, rank = w.adapter.rank;
     const int adapter_rows = q - adapter_start, mlp_rows = replace_mlp ? adapter_start : q;
@@ -691,12 +699,12 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int adapter_start, boo
         Phase phase;
 #pragma omp for schedule(static) nowait
         for (int r = 0; r < q; r++)
-            rms_norm<X>(x + (long)r * h, (const S*)w.norm2, w.eps2, h, normed + (long)r * h, P::in);
+            rms_norm<X, To>(x + (long)r * h, (const S*)w.norm2, w.eps2, h, normed + (long)r * h);
         phase.end();
         shrink<X, W>(w.lora[2], normed, h, q, low, phase);
         auto activate = [&](int r, long n, float v) {
             const float rounded = X::get(X::put(v));
-            low[(long)r * rank + n] = P::in(silu(rounded, std::exp(-std::fabs(rounded))));
+            low[(long)r * rank + n] = To::put(silu(rounded, std::exp(-std::fabs(rounded))));
         };
 #pragma omp for schedule(dynamic, 1) nowait
         for (long p = 0; p < (adapter_rows ? panels(rank) : 0); p++)
@@ -709,7 +717,7 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int adapter_start, boo
                 gate[r * PANEL + n - from] = X::get(X::put(biased<X>(v, w.gate_up_bias, n)));
             };
             auto put_up = [&](int r, long n, float v) {
-                active[(long)r * inner + n - inner] = P::in(biased<X>(v, w.gate_up_bias, n));
+                active[(long)r * inner + n - inner] = To::put(biased<X>(v, w.gate_up_bias, n));
             };
             product<X, W>(normed, h, mlp_rows, w.gate_up, h, 2L * inner, p, put, &w.lora[2], low);
             product<X, W>(normed, h, mlp_rows, w.gate_up, h, 2L * inner, p + inner / PANEL, put_up, &w.lora[2], low);
@@ -722,7 +730,7 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int adapter_start, boo
                     store(decay, e);
                     for (int i = 0; i < L; i++) {
                         I& gated = active[(long)r * inner + n + i];
-                        gated = P::in(X::get(X::put(silu(part[i], decay[i]))) * P::out(gated));
+                        gated = To::put(X::get(X::put(silu(part[i], decay[i]))) * To::get(gated));
                     }
                 }
         }
