@@ -31,7 +31,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.models.devices import device_names
 from specbench_ss.models.load import hash_weights, load_target
 from specbench_ss.options import MethodSpec, checked_value, takes_none, type_name, value_text
-from specbench_ss.results.analysis import Results
+from specbench_ss.results.analysis import Results, load_run
 from specbench_ss.runs.run_options import PYTHON, AtLeast0, Count, RunOptions, Seed, given_options, keywords
 
 
@@ -211,7 +211,7 @@ def run(methods: str | Sequence[str] | None = None, **options: Any) -> Results:
     config, where, access = asked_run(asked)
     command = [_called(given)]
     if access is not None:
-        return served.measure(served.check(config, where), where, access, command)
+        return _finished(served.measure(served.check(config, where), where, access, command))
     if loaded is not None:
         if where.workers is not None:
             raise UserError("executor='ray' loads the model in its workers: give model= as a name or a folder")
@@ -219,10 +219,17 @@ def run(methods: str | Sequence[str] | None = None, **options: Any) -> Results:
         config = replace(config, dtype=loaded.number_format, device=loaded.device_names, quantize=quantize)
     plan = preflight.check(config, where, loaded)
     make = measure if where.workers is None else sharded.measure
-    return make(plan, where, command)
+    return _finished(make(plan, where, command))
 
 
 run.__signature__ = keywords(RunOptions, "methods")  # type: ignore[attr-defined]
+
+
+def _finished(path: Path) -> Results:
+    """Return the results of a run that was just made, and write its Parquet files."""
+    results = load_run(path)
+    results.write_parquet()
+    return results
 
 
 def _loaded(given: Mapping[str, Any]) -> Target:

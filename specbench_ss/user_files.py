@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Annotated, Any, TextIO, TypeVar
 
 import msgspec
 import yaml
@@ -22,6 +22,8 @@ import yaml
 from specbench_ss.errors import UserError, first_line, os_reason
 
 T = TypeVar("T")
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 KIND_NAMES = {
     "str": "a text",
     "int": "a whole number",

@@ -22,8 +22,8 @@ WINGS: dict[str, set[str]] = {  # wing -> the wings that it may import from, in 
     "runs": {"stats", "engine", "models"},
     "results": {"stats", "engine", "models", "runs"},
     "training": {"engine", "models", "runs"},
-    "conformance": {"engine", "models", "runs", "results"},
-    "bench": {"stats", "engine", "models", "runs", "results"},
+    "conformance": {"stats", "engine", "models", "runs", "results"},
+    "bench": {"stats", "engine", "models", "runs"},
     "tuning": {"stats", "engine", "models", "runs", "results", "bench"},
 }
 

@@ -17,14 +17,13 @@ from specbench_ss.bench import run_loop
 from specbench_ss.bench.draft_recording import SecondPasses, samples_to_record
 from specbench_ss.bench.preflight import Plan, preset_notes
 from specbench_ss.bench.run_loop import RunCallbacks, RunLoop, Watch, unwatched
-from specbench_ss.bench.runner import Loaded, LocalSession, finished, load
+from specbench_ss.bench.runner import Loaded, LocalSession, load
 from specbench_ss.bench.schedule import Sample
 from specbench_ss.bench.timed_sample import frozen_heap
 from specbench_ss.engine.decoder import Step
 from specbench_ss.errors import RunStopped, UserError, first_line
 from specbench_ss.options import REFERENCE
 from specbench_ss.registry import load_plugin
-from specbench_ss.results.analysis import Results
 from specbench_ss.runs.config import OutputOptions, RunConfig, Workers
 from specbench_ss.runs.environment import changed_since
 from specbench_ss.runs.manifest import engine_of
@@ -446,8 +445,8 @@ class PreparedRun(run_loop.PreparedRun):
     model: dict[str, Any]
 
 
-def measure(plan: Plan, output: OutputOptions, command: Sequence[str], watch: Watch = unwatched) -> Results:
-    """Run or continue the checked run with output.workers. command: as for `runner.measure`.
+def measure(plan: Plan, output: OutputOptions, command: Sequence[str], watch: Watch = unwatched) -> Path:
+    """Run or continue the checked run with output.workers, and return its directory. command: as for `runner.measure`.
 
     Raise UserError as loading does, and if workers are lost repeatedly.
     """
@@ -462,4 +461,4 @@ def measure(plan: Plan, output: OutputOptions, command: Sequence[str], watch: Wa
         events = stack.enter_context(watch(PreparedRun(plan=plan, run_dir=run_dir, model=begun.manifest["model"])))
         run_dir.update(recording=output.recording.as_dict())
         ShardedRun(config, data, begun, run_dir, events, output, pool).run()
-        return finished(run_dir, events)
+        return run_dir.path

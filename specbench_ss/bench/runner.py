@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 from torch import Tensor
@@ -52,14 +53,13 @@ from specbench_ss.models.devices import unseen_gpu
 from specbench_ss.models.limits import known_limits
 from specbench_ss.models.load import load_target
 from specbench_ss.options import REFERENCE, option_values
-from specbench_ss.results.analysis import Results, load_run
-from specbench_ss.results.quality import BIASED, bound, pool, too_coarse
 from specbench_ss.runs import output_match
 from specbench_ss.runs.config import Load, OutputOptions, RunConfig
 from specbench_ss.runs.manifest import SHAPE, manifest_for, method_entry, plain
 from specbench_ss.runs.output_match import check_readable
 from specbench_ss.runs.records import ConcurrencyResult, Key, OutputMatch, SampleRecord
 from specbench_ss.runs.run_dir import RunDir, RunStore
+from specbench_ss.stats.betting import BIASED, bound, pool, too_coarse
 from specbench_ss.suite import Question, Suite, SuiteData
 from specbench_ss.time_limit import check_thread
 
@@ -406,8 +406,8 @@ class PreparedRun(run_loop.PreparedRun):
     target: Target
 
 
-def measure(plan: Plan, output: OutputOptions, command: Sequence[str], watch: Watch = unwatched) -> Results:
-    """Make or resume the run of a checked plan. command: the command line, for the manifest.
+def measure(plan: Plan, output: OutputOptions, command: Sequence[str], watch: Watch = unwatched) -> Path:
+    """Make or resume the run of a checked plan, and return its directory. command: the command line, for the manifest.
 
     watch: returns the callbacks once the run may start. Raises UserError as the loaders do.
     """
@@ -416,7 +416,7 @@ def measure(plan: Plan, output: OutputOptions, command: Sequence[str], watch: Wa
         return _measure(plan, output, command, watch)
 
 
-def _measure(plan: Plan, output: OutputOptions, command: Sequence[str], watch: Watch) -> Results:
+def _measure(plan: Plan, output: OutputOptions, command: Sequence[str], watch: Watch) -> Path:
     config, data = plan.config, plan.data
     loaded = load(plan)
     target, decoders = loaded.target, loaded.decoders
@@ -434,7 +434,7 @@ def _measure(plan: Plan, output: OutputOptions, command: Sequence[str], watch: W
             with contextlib.suppress(RuntimeError):  # of a broken device
                 if off := loaded.changed():
                     run_dir.update(target_changed=off)
-        return finished(run_dir, events)
+        return run_dir.path
 
 
 def _check_batches(decoders: Mapping[str, Decoder]) -> None:
@@ -507,19 +507,6 @@ def cost_shape(decoder: Decoder) -> dict[str, Any]:
     shape = plain({**model_shape(decoder.target), "drafter": drafter, "extra_work": extra})
     user_files.convert(shape, SHAPE)
     return dict(shape)
-
-
-def finished(run_dir: RunDir, events: RunCallbacks) -> Results:
-    """Return the results of a run, and write its Parquet files.
-
-    If writing fails, the run is complete, with a warning.
-    """
-    results = load_run(run_dir.path)
-    if problem := results.write_parquet():
-        events.on_warning(problem)
-        run_dir.keep_warning(problem)
-        results.manifest["warnings"] = run_dir.manifest["warnings"]
-    return results
 
 
 def _load(plan: Plan) -> Target:

@@ -1,7 +1,7 @@
 """Statistics of one sampled answer under the target's distribution.
 
 Each token x of an answer is a sample from p, the model's distribution after the earlier tokens. The functions here
-compare x with p; `results/quality.py` pools their results. docs/design/sampled-output.md has the reasons.
+compare x with p; `stats/betting.py` has the score of their results. docs/design/sampled-output.md has the reasons.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.numerics import near_tie_drop
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.verify import Offer
-from specbench_ss.results.quality import acceptance
 from specbench_ss.runs.output_match import not_compared
-from specbench_ss.runs.records import OUTSIDE, PIT_BINS, TILTS, OutputMatch, SampledTokens, SampleRecord
+from specbench_ss.runs.records import OutputMatch, SampleRecord
+from specbench_ss.stats.betting import OUTSIDE, PIT_BINS, TILTS, SampledTokens, acceptance
 
 UNDERFLOW = 100.0  # nats below the most probable token at which a probability is 0 in float32
 SUMMED = 1e-5  # generous bound of float32 errors in the cumulative sum of probabilities

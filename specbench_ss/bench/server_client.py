@@ -32,7 +32,6 @@ import httpx
 import msgspec
 
 from specbench_ss.bench.server_counts import (
-    Count,
     Reading,
     SglangExtension,
     SpecCounts,
@@ -45,6 +44,7 @@ from specbench_ss.bench.server_counts import (
 from specbench_ss.errors import UserError, printable
 from specbench_ss.redaction import SHORTEST, without
 from specbench_ss.runs.config import RunConfig
+from specbench_ss.user_files import Count
 from specbench_ss.version import __version__
 
 SEEDS = 2**31  # servers accept seeds below this

@@ -16,7 +16,8 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+from specbench_ss.user_files import Count
+
 DEEPEST = 1024  # tokens of a draft
 Counts = Annotated[list[Count], msgspec.Meta(max_length=DEEPEST + 1)]
 Lengths = list[Annotated[int, msgspec.Meta(ge=0, le=DEEPEST)]]

@@ -19,9 +19,9 @@ from specbench_ss.bench.server_counts import NEUTRAL
 from specbench_ss.engine.numerics import near_tie_drop
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.errors import error_text
-from specbench_ss.results.quality import tail
 from specbench_ss.runs.output_match import match_tokens, not_compared
-from specbench_ss.runs.records import OutputMatch, SampledTokens, SampleRecord
+from specbench_ss.runs.records import OutputMatch, SampleRecord
+from specbench_ss.stats.betting import SampledTokens, tail
 
 TOP = 20  # log-probabilities that are requested for each position; the limit of OpenAI's interface and of vLLM
 DTYPE = "bfloat16"  # assumed of a server's model, for the bound of numerical ties

@@ -20,7 +20,6 @@ from specbench_ss.bench import run_loop
 from specbench_ss.bench.build_config import MODEL, Access
 from specbench_ss.bench.preflight import check_questions, count_samples
 from specbench_ss.bench.run_loop import ConcurrencySweep, RunCallbacks, Session, Watch, unwatched
-from specbench_ss.bench.runner import finished
 from specbench_ss.bench.schedule import Sample, arrivals, method_order, warmup_messages
 from specbench_ss.bench.server_client import (
     MALFORMED,
@@ -40,7 +39,6 @@ from specbench_ss.bench.server_proof import PROVED, match_greedy, match_sampled
 from specbench_ss.bench.timed_sample import gc_disabled, warm_up
 from specbench_ss.engine.decoder import Step
 from specbench_ss.errors import UserError, did_you_mean, error_text
-from specbench_ss.results.analysis import Results
 from specbench_ss.results.summary import counted, tpot_s
 from specbench_ss.runs.config import Endpoint, Load, OutputOptions, RunConfig
 from specbench_ss.runs.environment import busy
@@ -683,7 +681,7 @@ def check(config: RunConfig, output: OutputOptions, data: SuiteData | None = Non
 
 def measure(
     plan: Plan, output: OutputOptions, access: Access, command: Sequence[str], watch: Watch = unwatched
-) -> Results:
+) -> Path:
     """Run or continue the checked run. command: the command line, for the manifest.
 
     Raise UserError if a server does not answer a probe.
@@ -703,7 +701,7 @@ def measure(
         stack.callback(fleet.stop)
         events = stack.enter_context(watch(PreparedRun(plan=plan, run_dir=run_dir, found=probed)))
         ServedSession(config, plan.suite, data, fleet, run_dir, events, output).run()
-        return finished(run_dir, events)
+        return run_dir.path
 
 
 def _connect_started(run_dir: RunDir, parameters: Mapping[str, Any], timeout_s: float, endpoint: Endpoint) -> Server:

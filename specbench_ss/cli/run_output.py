@@ -33,7 +33,7 @@ from specbench_ss.cli.shared import LiveView, fail, print_json
 from specbench_ss.engine.logits_processors import settings_note
 from specbench_ss.models.checkpoint import advice_text
 from specbench_ss.options import option_values, value_text
-from specbench_ss.results.analysis import Results
+from specbench_ss.results.analysis import Results, load_run
 from specbench_ss.results.terminal import print_answer, print_concurrency, print_short, print_verbose
 from specbench_ss.results.text import format_number, parameters, pluralize
 from specbench_ss.runs.config import OutputOptions, RunConfig, decoding, verification_text
@@ -248,7 +248,14 @@ def measure(config: RunConfig, where: OutputOptions, access: Access | None = Non
 
 
 def measure_plan(plan: AnyPlan, where: OutputOptions, access: Access | None = None) -> Results:
-    """Make a checked run, or resume it, and show its progress."""
+    """Make a checked run, or resume it, and show its progress; read what it stored, and write its Parquet files."""
+    results = load_run(_make(plan, where, access))
+    if problem := results.write_parquet():
+        print(f"ssbench: warning: {problem}", file=sys.stderr)
+    return results
+
+
+def _make(plan: AnyPlan, where: OutputOptions, access: Access | None) -> Path:
     command = ["ssbench", *sys.argv[1:]]
     if isinstance(plan, serving.Plan):
         assert access is not None

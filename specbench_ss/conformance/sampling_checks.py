@@ -2,7 +2,7 @@
 
 Each token x of a step is compared with the distribution p [V] of its position, given all tokens before it: its place
 in the cumulative distribution is uniform (Rosenblatt 1952), and it is a drafted token with the sum of their p. The
-evidence is the betting score that a run uses for its own samples (`quality.bound`), kept for each position in
+evidence is the betting score that a run uses for its own samples (`stats/betting.py`), kept for each position in
 the draft, so that chance exceeds it with at most the stated probability, wherever counting ends.
 
 Drafts of random weights are seldom accepted, so the acceptance rule is given logits under which drafted tokens are
@@ -28,8 +28,7 @@ from specbench_ss.engine.sampling import BLOCK, TOKEN, SamplingParams, exponenti
 from specbench_ss.engine.target import Output
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.engine.verify import VerifyResult
-from specbench_ss.results.quality import acceptance, bound
-from specbench_ss.runs.records import PIT_BINS, SampledTokens
+from specbench_ss.stats.betting import PIT_BINS, SampledTokens, acceptance, bound
 
 # so many tokens find an acceptance of 0.98 where 0.85 is right with probability 0.99, at p < 1e-5 after Bonferroni over
 # 24 positions

@@ -5,6 +5,7 @@ A comparison of methods is fair if budgets are equal; unequal ones are shown.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -28,7 +29,7 @@ from specbench_ss.results.sample_checks import unfinished
 from specbench_ss.results.summary import OVERALL, SummaryRow, safe_div, summarise
 from specbench_ss.results.text import pluralize, short
 from specbench_ss.runs.records import Run
-from specbench_ss.runs.run_dir import Drafts, read_drafts, read_run, read_telemetry
+from specbench_ss.runs.run_dir import Drafts, add_warning, read_drafts, read_run, read_telemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,8 +293,14 @@ class Results:
         return "".join(f"<p>{escape(note)}</p>" for note in notes if note) + table
 
     def write_parquet(self) -> str:
-        """Write the Parquet files of a complete run; return why they could not be written, or ''."""
-        return frames.write_parquet(self.run, self.rows)
+        """Write the Parquet files of a complete run; return why they could not be written, or ''.
+
+        The run is complete without them: the reason becomes one of its warnings, if its manifest can be written.
+        """
+        if problem := frames.write_parquet(self.run, self.rows):
+            with contextlib.suppress(UserError):
+                self.manifest["warnings"] = add_warning(self.path, problem)
+        return problem
 
 
 def analyse(run: Run, quality_margin: float = MARGIN) -> Results:

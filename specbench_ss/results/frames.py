@@ -21,7 +21,7 @@ from specbench_ss.results.cost_model import MachineRow
 from specbench_ss.results.sample_checks import unfinished
 from specbench_ss.results.summary import SummaryRow, summarise
 from specbench_ss.runs.columns import Column, columns_of, table
-from specbench_ss.runs.records import KEY, OutputMatch, Run, SampledTokens, SampleRecord, StepColumns, Steps
+from specbench_ss.runs.records import KEY, OutputMatch, Run, SampleRecord, StepColumns, Steps
 from specbench_ss.runs.run_dir import SAMPLES as SAMPLES_FILE
 from specbench_ss.runs.run_dir import STEPS as STEP_LINES
 from specbench_ss.runs.run_dir import Readings, read_run
@@ -36,6 +36,7 @@ from specbench_ss.runs.step_files import (
     checksum,
     made_from,
 )
+from specbench_ss.stats.betting import SampledTokens
 from specbench_ss.storage import replacing
 
 Facts = dict[bytes, bytes]

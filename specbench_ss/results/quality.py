@@ -1,8 +1,6 @@
 """Quality: scores, paired differences, sampled output against the target's distribution.
 
-The test of sampled tokens is a product of likelihood ratios, whose mean is at most 1 where tokens are drawn from the
-model's distribution (Ville 1939; Shafer, JRSS A 184, 2021). So the probability that it ever exceeds 1 / p is at most p,
-after any number of tokens and whatever ended the answers. docs/design/sampled-output.md has the alternatives.
+The test of sampled tokens is the betting score of `stats/betting.py`.
 
 Non-inferiority is judged as in clinical trials: by the interval of the paired difference against a margin stated
 beforehand.
@@ -10,88 +8,19 @@ beforehand.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import reduce
-from operator import add
 from typing import Any, Literal
 
 import numpy as np
-from scipy.special import betaincinv, gammaln, logsumexp
+from scipy.special import betaincinv
 
 from specbench_ss.errors import UserError
 from specbench_ss.options import checked_value
-from specbench_ss.runs.records import ACCEPT_TILTS, PIT_BINS, TAIL_FACTORS, Key, Run, SampledTokens, SampleRecord
+from specbench_ss.runs.records import Key, Run, SampleRecord
+from specbench_ss.stats.betting import BIASED, SampledTokens, bound, pool, too_coarse
 from specbench_ss.stats.intervals import Floats, Interval, Strata, mean_interval, strata_of
 from specbench_ss.suite import Question
-
-BIASED = 1e-6  # the largest p at which a method is called biased; that of one false alarm in a million methods
-COARSE, COARSE_FILTERED = (
-    1.0,
-    0.75,
-)  # mean numerical tie bound / temperature, beyond which rounding counts: by simulation
-ROUNDING = 1e-4  # share of tokens that a filter may exclude by more than the rounding that is allowed for
-PRIOR = (*[8.0] * PIT_BINS, 0.1)  # Dirichlet: how unequal the alternatives' histograms are
-
-
-def acceptance(chance: float, accepted: bool) -> SampledTokens:
-    """Return the terms of one token for which something was drafted. chance: the probability that it is accepted."""
-    return SampledTokens(
-        offered=1,
-        accepted=int(accepted),
-        expected=chance,
-        accept_variance=chance * (1 - chance),
-        accept_ratios=[tilt * accepted - math.log1p(chance * math.expm1(tilt)) for tilt in ACCEPT_TILTS],
-    )
-
-
-TAIL_FLOOR = 1e-6  # the least probability of all other tokens; float32 sums of probabilities are off by less
-
-
-def tail(chance: float, outside: bool) -> SampledTokens:
-    """Return the terms of whether a token is outside the reported ones. chance: an upper bound of its probability.
-
-    The likelihood ratio of a larger probability, min(1/2, factor * chance), to `chance` has a mean of at most 1 for
-    every true probability up to `chance`, so the bound need not be exact.
-    """
-    chance = max(chance, TAIL_FLOOR)
-    raised = [min(0.5, factor * chance) for factor in TAIL_FACTORS]
-    ratios = [math.log(p / chance if outside else (1 - p) / (1 - chance)) if p > chance else 0.0 for p in raised]
-    return SampledTokens(tail=int(outside), tail_expected=chance, tail_ratios=ratios)
-
-
-def pool(answers: Iterable[SampledTokens]) -> SampledTokens:
-    """Return the sums over all these answers."""
-    return reduce(add, answers, SampledTokens())
-
-
-def bound(pooled: SampledTokens) -> float:
-    """Return the bound on the probability of this evidence, or more, where the tokens are not biased."""
-    return min(1.0, math.exp(-evidence(pooled)))
-
-
-def evidence(pooled: SampledTokens) -> float:
-    """Return the logarithm of the betting score: the mean of those of likelihoods, histogram, acceptance and tail."""
-    parts = [_log_mean(pooled.log_ratios), _histogram(pooled.pit_counts), _log_mean(pooled.accept_ratios)]
-    return _log_mean([*parts, _log_mean(pooled.tail_ratios)] if pooled.tail_expected else parts)
-
-
-def too_coarse(pooled: SampledTokens, filtered: bool) -> bool:
-    """Return True if rounding of the logits alone may give evidence. filtered: by top-k or top-p."""
-    return pooled.rounding > (COARSE_FILTERED if filtered else COARSE) * pooled.tokens
-
-
-def _histogram(counts: Sequence[int]) -> float:
-    """Return the log likelihood ratio of a Dirichlet mixture of histograms to the uniform one."""
-    k, prior, shares = np.array(counts), np.array(PRIOR), np.array([*[1 / PIT_BINS] * PIT_BINS, ROUNDING])
-    terms = gammaln(prior + k) - gammaln(prior) - k * np.log(shares)
-    return float(terms.sum() - gammaln(prior.sum() + k.sum()) + gammaln(prior.sum()))
-
-
-def _log_mean(logs: Sequence[float]) -> float:
-    return float(logsumexp(logs)) - math.log(len(logs))
-
 
 Bias = Literal["biased", "no bias found", "too few tokens", "not testable"]
 

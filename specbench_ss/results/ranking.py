@@ -14,10 +14,11 @@ from typing import Any
 
 from specbench_ss.options import REFERENCE
 from specbench_ss.results.checks import Check, baseline_noise
-from specbench_ss.results.quality import BIASED, measures
+from specbench_ss.results.quality import measures
 from specbench_ss.results.summary import OVERALL, SummaryRow, failing
 from specbench_ss.results.text import MISSING, cut, format_speedup, interval, output_match, pluralize, title
 from specbench_ss.runs.records import Run
+from specbench_ss.stats.betting import BIASED
 from specbench_ss.stats.intervals import FEWEST, Comparison, Interval, compare, pairwise
 from specbench_ss.stats.pairs import Pairs, together
 from specbench_ss.suite import MT_BENCH

@@ -22,7 +22,9 @@ from specbench_ss import user_files
 from specbench_ss.engine.decoder import Generation, Step
 from specbench_ss.options import REFERENCE
 from specbench_ss.runs.config import Load
+from specbench_ss.stats.betting import SampledTokens
 from specbench_ss.suite import Question
+from specbench_ss.user_files import Count, NonNegative
 
 Key = tuple[str, int, str, int]  # question id, turn, method label, repeat
 KEY = ("question_id", "turn", "method", "repeat")  # columns of a Key
@@ -33,7 +35,6 @@ def baseline_of(manifest: Mapping[str, Any]) -> str:
     return str(manifest.get("baseline") or REFERENCE)
 
 
-Count = Annotated[int, Meta(ge=0, le=2**53)]
 ConcurrencyKey = tuple[str, Load, int]  # method, load, repeat
 
 
@@ -201,7 +202,6 @@ assert tuple(DTYPES) == tuple(field.name for field in fields(Step)) == tuple(f.n
 Agreement = Literal[
     "identical", "numerical tie", "length differs", "mismatch", "text differs", "sampled", "not compared"
 ]
-NonNegative = Annotated[float, Meta(ge=0)]
 Seconds = NonNegative
 Number = float | None  # None: not measured
 Known = Count | None
@@ -379,62 +379,6 @@ class SampleRecord(KeyedRecord):
 def step_line(key: Key, index: int, step: Step) -> dict[str, Any]:
     """Return one decoding step of a sample as flat, JSON-ready data. index: its number within the sample, from 0."""
     return {**dict(zip(KEY, key, strict=True)), "index": index, **asdict(step)}
-
-
-PIT_BINS = 10  # of the histogram of PIT values
-OUTSIDE = PIT_BINS  # bin of tokens that the sampling filters exclude
-TILTS = (-1 / 4, -1 / 16, 1 / 16, 1 / 4, 1.0)  # exponents of the alternatives p^(1 + tilt)
-
-ACCEPT_TILTS = (-1 / 2, 1 / 8, 1 / 2, 2.0)  # shifts of the log-odds of acceptance in the alternatives
-TAIL_FACTORS = (2.0, 10.0, 100.0)  # how much more probable than possible improbable tokens are in the alternatives
-
-
-@dataclass(slots=True)
-class SampledTokens:
-    """Sums over the tokens x of sampled outputs, each compared with its target distribution p.
-
-    pit_counts: the most probable token is first in the cumulative distribution; the last entry counts tokens that the
-    filters exclude, beyond rounding. log_ratios: log p^(1 + tilt)(x) / (Z p(x)) for each of `TILTS`. accept_ratios: of
-    acceptance with shifted log-odds, for each of `ACCEPT_TILTS`.
-    """
-
-    pit_counts: Col[
-        list[Count],
-        "histogram of these tokens over tenths of the cumulative distribution; last bin: excluded by top-p or top-k",
-        "tokens",
-    ] = field(default_factory=lambda: [0] * (PIT_BINS + 1))
-    log_ratios: Col[list[float], "log-likelihood ratios of tempered distributions to the target's", "nats"] = field(
-        default_factory=lambda: [0.0] * len(TILTS)
-    )
-    surplus: Col[float, "log-likelihood of these tokens minus its expectation", "nats"] = 0.0
-    variance: Col[NonNegative, "variance of the log-likelihood under the target's distribution", "nats²"] = 0.0
-    offered: Col[Count, "tokens at positions with a draft", "tokens"] = 0
-    accepted: Col[Count, "accepted drafted tokens among them", "tokens"] = 0
-    expected: Col[
-        NonNegative, "expected number of accepted drafted tokens under the target's distribution", "tokens"
-    ] = 0.0
-    accept_variance: Col[NonNegative, "variance of that number"] = 0.0
-    accept_ratios: Col[list[float], "log-likelihood ratios of higher and lower acceptance", "nats"] = field(
-        default_factory=lambda: [0.0] * len(ACCEPT_TILTS)
-    )
-    tail: Col[Count, "servers: tokens outside the most probable ones that the server sent", "tokens"] = 0
-    tail_expected: Col[NonNegative, "upper bound of their expected number", "tokens"] = 0.0
-    tail_ratios: Col[list[float], "log-likelihood ratios of such tokens being more frequent", "nats"] = field(
-        default_factory=lambda: [0.0] * len(TAIL_FACTORS)
-    )
-    rounding: Col[NonNegative, "sum over tokens of the numerical tie bound / temperature"] = 0.0
-
-    @property
-    def tokens(self) -> int:
-        """Return the number of compared tokens."""
-        return sum(self.pit_counts)
-
-    def __add__(self, other: SampledTokens) -> SampledTokens:
-        """Return the sums over the tokens of both."""
-        sums: list[Any] = []
-        for a, b in ((getattr(self, column.name), getattr(other, column.name)) for column in fields(self)):
-            sums.append([x + y for x, y in zip(a, b, strict=True)] if isinstance(a, list) else a + b)
-        return SampledTokens(*sums)
 
 
 @dataclass(slots=True)

@@ -313,9 +313,8 @@ class RunDir:
 
     def keep_warning(self, text: str) -> None:
         """Write a warning into the manifest, once."""
-        warnings = self.manifest.get("warnings", [])
-        if text not in warnings:
-            self.update(warnings=[*warnings, text])
+        if text not in self.manifest.get("warnings", []):
+            self.update(warnings=_with_warning(self.manifest, text))
 
     @contextlib.contextmanager
     def _write_access(self) -> Iterator[None]:
@@ -432,6 +431,23 @@ def read_run(path: Path) -> Run:
         levels,
         requests,
     )
+
+
+def add_warning(path: Path, text: str) -> list[str]:
+    """Write a warning into the manifest of a run that no process writes to, once; return all its warnings.
+
+    Raises UserError.
+    """
+    with _os_errors(path), contextlib.ExitStack() as stack:
+        stack.callback(os.close, lock(path))
+        manifest = read_manifest(path)
+        manifest["warnings"] = _with_warning(manifest, text)
+        storage.write_json(path / MANIFEST, manifest)
+    return list(manifest["warnings"])
+
+
+def _with_warning(manifest: Mapping[str, Any], text: str) -> list[str]:
+    return list(dict.fromkeys([*manifest.get("warnings", []), text]))
 
 
 @contextlib.contextmanager

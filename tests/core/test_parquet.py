@@ -97,9 +97,12 @@ def test_what_cannot_be_written_is_a_sentence(path: Path, monkeypatch: pytest.Mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(parquet_files, "_put", full)
-    problem = load_run(path).write_parquet()
+    results = load_run(path)
+    problem = results.write_parquet()
     assert "could not be written" in problem and "No space left" in problem
     assert not list(path.glob("*.parquet")) and not load_run(path).unfinished
+    results.write_parquet()
+    assert results.manifest["warnings"] == load_run(path).manifest["warnings"] == [problem]
 
 
 def test_half_a_surrogate_pair_does_not_stop_them(path: Path) -> None:

@@ -30,13 +30,14 @@ from specbench_ss.reports.summary_files import MarkdownReport
 from specbench_ss.results import ranking as verdict_text
 from specbench_ss.results.analysis import analyse, load_run
 from specbench_ss.results.checks import checks
-from specbench_ss.results.quality import BIASED, ENOUGH, bound, pool, sampling_tests
+from specbench_ss.results.quality import ENOUGH, sampling_tests
 from specbench_ss.results.summary import SummaryRow, summarise
 from specbench_ss.results.terminal import print_verbose
 from specbench_ss.runs.config import OutputOptions, Recording, RunConfig
 from specbench_ss.runs.manifest import manifest_for, method_entry
-from specbench_ss.runs.records import OUTSIDE, PIT_BINS, Run, SampledTokens, read_output_match
+from specbench_ss.runs.records import Run, read_output_match
 from specbench_ss.runs.run_dir import RunDir, read_run
+from specbench_ss.stats.betting import BIASED, OUTSIDE, PIT_BINS, SampledTokens, bound, pool
 from specbench_ss.suite import Question, Suite, SuiteData
 from tests.core.test_runner import Recorder
 from tests.planted_samplers import RULES, Drafting, bigram_target

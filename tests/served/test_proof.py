@@ -10,8 +10,8 @@ import pytest
 
 from specbench_ss.bench.server_client import Answer, TokenLogprob
 from specbench_ss.bench.server_proof import TOP, _explained, _tail_bound, match_text, sampled_tokens
-from specbench_ss.results.quality import BIASED, bound, pool
-from specbench_ss.runs.records import SampledTokens, SampleRecord
+from specbench_ss.runs.records import SampleRecord
+from specbench_ss.stats.betting import BIASED, SampledTokens, bound, pool
 
 VOCABULARY = 60
 
