@@ -13,7 +13,7 @@ from specbench_ss.results.analysis import Results
 from specbench_ss.results.quality import measures
 from specbench_ss.results.ranking import NO_MEAN
 from specbench_ss.results.report import Report
-from specbench_ss.results.terminal import markdown_concurrency
+from specbench_ss.results.table import levels_markdown, summary_markdown
 from specbench_ss.results.text import safe
 from specbench_ss.storage import replacing
 
@@ -46,11 +46,9 @@ class MarkdownReport(_File):
         found = [check for check in results.checks if check.state in ("wrong", "warning")]
         alerts = [line for check in found for line in (f"- {check.sentence}", *(f"  - {line}" for line in check.lines))]
         lines = [f"# {model} on {suite}", "", results.headline, "", *alerts]
-        table = exchange.markdown(results)
         notes = [f"{NO_MEAN}.\n"] if len(measures(run.questions)) > 1 else []
-        return "\n".join([*map(safe, lines), "", table, *notes, *markdown_concurrency(results)]).encode(
-            "utf-8", "replace"
-        )
+        tables = filter(None, (summary_markdown(results), *notes, levels_markdown(results)))
+        return "\n".join([*map(safe, lines), "", *tables]).encode("utf-8", "replace")
 
 
 class CsvReport(_File):

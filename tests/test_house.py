@@ -100,6 +100,11 @@ def test_a_wing_has_only_those_below_it() -> None:
     assert not [(a, b) for a, b in found if a != b and b not in WINGS[a]]
 
 
+def test_commands_alone_print_with_rich() -> None:
+    found = {one for one, file in modules().items() for name in imports(file, {}) if name.partition(".")[0] == "rich"}
+    assert found and all(one.startswith("specbench_ss.cli.") for one in found)
+
+
 def test_the_tree_can_be_sent_to_a_machine_without_a_network() -> None:
     """With room for the wheels that are missing there: benchmarks/gpu/README.md."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False).stdout.split(b"\0")

@@ -16,8 +16,8 @@ from specbench_ss.reports.palette import Style, styles, symbols
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.checks import worst_first
 from specbench_ss.results.compare import ANYWAY, Change, ComparedRow, Difference, compared, differences, judged
+from specbench_ss.results.comparison_text import NAMES, change_text, comparison_finding, interval_text
 from specbench_ss.results.summary import OVERALL, SummaryRow
-from specbench_ss.results.terminal import NAMES, change_text, comparison_finding, interval_text
 from specbench_ss.results.text import MISSING, format_number, format_speedup, interval, pluralize, title, visible
 from specbench_ss.runs.records import Run
 

@@ -16,9 +16,8 @@ from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Fact, Noti
 from specbench_ss.results import ranking as run_ranking
 from specbench_ss.results.analysis import Budget, Results, budgets, scope_note, trained
 from specbench_ss.results.checks import worst_first
-from specbench_ss.results.cost_model import parts, roof_of, waterfalls
+from specbench_ss.results.cost_model import machine_lines, parts, roof_of, waterfalls
 from specbench_ss.results.report import Experiment, Grid, Plot, Report, Result
-from specbench_ss.results.terminal import cell, machine_lines
 from specbench_ss.results.text import cut, format_speedup, percent, pluralize, visible
 from specbench_ss.runs.records import Run
 from specbench_ss.stats.intervals import FEWEST
@@ -239,5 +238,5 @@ def _chart(plot: Plot) -> Chart:
 
 def _table(grid: Grid, name: str) -> Table:
     columns = [Column(column.title, numeric=column.form != "text") for column in grid.columns]
-    rows = [[Cell(cell(value, c), value) for value, c in zip(row, grid.columns, strict=True)] for row in grid.rows]
+    rows = [[Cell(c.text(value), value) for value, c in zip(row, grid.columns, strict=True)] for row in grid.rows]
     return Table(name, columns, rows, grid.caption)

@@ -24,8 +24,7 @@ from specbench_ss.reports.paper.experiment import (
 )
 from specbench_ss.reports.paper.figures import bars, plot
 from specbench_ss.results.analysis import Results
-from specbench_ss.results.report import Bench, Experiment, Mark, Request, Result, Span, Value
-from specbench_ss.results.terminal import BRACKETS
+from specbench_ss.results.report import BRACKETS, Bench, Experiment, Mark, Request, Result, Span, Value
 from specbench_ss.runs.config import Recording, RunConfig
 
 CHAIN = "ss[mode=chain,n_draft=0,prune=off]"

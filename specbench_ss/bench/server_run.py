@@ -39,12 +39,11 @@ from specbench_ss.bench.server_proof import PROVED, match_greedy, match_sampled
 from specbench_ss.bench.timed_sample import gc_disabled, warm_up
 from specbench_ss.engine.decoder import Step
 from specbench_ss.errors import UserError, did_you_mean, error_text
-from specbench_ss.results.summary import counted, tpot_s
 from specbench_ss.runs.config import Endpoint, Load, OutputOptions, RunConfig
 from specbench_ss.runs.environment import busy
 from specbench_ss.runs.manifest import check_same_config, manifest_of
 from specbench_ss.runs.output_match import not_compared
-from specbench_ss.runs.records import ConcurrencyResult, OutputMatch, SampleRecord
+from specbench_ss.runs.records import ConcurrencyResult, OutputMatch, SampleRecord, counted
 from specbench_ss.runs.run_dir import RunDir, check_out, read_run
 from specbench_ss.runs.server_tokens import decode_seconds
 from specbench_ss.suite import Suite, SuiteData, SuiteRequest
@@ -543,7 +542,7 @@ class ServedSession(Session):
     def _measure_drift(self, samples: Sequence[Sample]) -> None:
         """Store how much longer the baseline's tokens take at the end of the run, without the first of each output."""
         rows = [self.run_dir.rows[s.key] for s in samples if s.method == self.baseline and s.turn == 0]
-        chosen = [row for row in rows if row.ok and tpot_s(row)][:DRIFT]
+        chosen = [row for row in rows if row.ok and row.tpot_s][:DRIFT]
         by_id = {question.id: question for question in self.data.questions}
         before, after, prompts = 0.0, 0.0, 0
         try:
@@ -552,7 +551,7 @@ class ServedSession(Session):
                 server = self.fleet.get(self.baseline)
                 answer = server.ask(messages, self.settings(row.seed), self.timeout)
                 again = to_record(replace(row), answer.count_tokens(server.tokenize), None, "")
-                if (then := tpot_s(row)) and (now := tpot_s(again)):
+                if (then := row.tpot_s) and (now := again.tpot_s):
                     before, after, prompts = before + then, after + now, prompts + 1
         except AnswerError as e:
             self.warn_and_keep(f"the baseline's drift was not measured: {error_text(e)}")

@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
+from specbench_ss.cli.printing import result_table, widen
 from specbench_ss.cli.shared import print_json
-from specbench_ss.results.compare import METRICS, as_record, broken, compare, judged, not_judged, read_limits
+from specbench_ss.results.compare import (
+    METRICS,
+    NO_VERDICT,
+    OTHER_MACHINE,
+    OTHER_THREADS,
+    SAME,
+    Change,
+    ComparedRow,
+    RunComparison,
+    as_record,
+    broken,
+    compare,
+    judged,
+    not_judged,
+    read_limits,
+)
+from specbench_ss.results.comparison_text import NAMES, ROUNDING, change_text, comparison_finding, interval_text
+from specbench_ss.results.ranking import NO_MEAN
 from specbench_ss.results.summary import OVERALL
-from specbench_ss.results.terminal import interval_text, print_comparison
+from specbench_ss.results.text import format_number
 
 
 def command(
@@ -74,3 +94,92 @@ def command(
     if why:
         print(f"ssbench: --fail-on: {'; '.join(why)}", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def print_comparison(made: RunComparison, console: Console, verbose: bool = False) -> None:
+    """Print the finding, warnings, the tables, and the differences in configuration.
+
+    verbose: include tasks without an interval.
+    """
+    widen(console)
+    console.print(f"A: {escape(str(made.a))}\nB: {escape(str(made.b))}", highlight=False, soft_wrap=True)
+    console.print(escape(comparison_finding(made.rows)), style="bold", highlight=False, soft_wrap=True)
+    for note in _notes(made):
+        console.print(escape(note), highlight=False, soft_wrap=True)
+    no_mean = len(made.measures) > 1
+    for metric in (name for name in NAMES if not (name == "quality" and no_mean)):
+        shown = [row for row in made.rows if _shown(row, metric, verbose)]
+        if any(row.changes[metric].a is not None for row in shown):
+            _print_metric(metric, shown, console)
+    if no_mean:
+        console.print(f"{NO_MEAN.capitalize()} ({', '.join(made.measures)}).", highlight=False, soft_wrap=True)
+    _print_differences(made, console)
+
+
+def _shown(row: ComparedRow, metric: str, verbose: bool) -> bool:
+    """Return whether a row is in a table: tasks are in that of the speedup only, AR where it is not 1 by definition."""
+    of_task = metric == "speedup" and (verbose or row.changes[metric].interval is not None)
+    return judged(metric, row) and (of_task or row.task == OVERALL)
+
+
+def _print_differences(made: RunComparison, console: Console) -> None:
+    if not made.found:
+        console.print("Nothing differs in configuration, versions or machine.")
+        return
+    table = result_table("What differs", ("what", "A", "B"))
+    for column in table.columns:
+        column.justify, column.no_wrap, column.overflow = "left", False, "fold"
+    for one in made.found:
+        table.add_row("[red]✕[/] " * one.blocking + escape(one.what), escape(one.a), escape(one.b))
+    console.print(table)
+
+
+def _print_metric(metric: str, rows: Sequence[ComparedRow], console: Console) -> None:
+    tasks = list(dict.fromkeys(row.task for row in rows))
+    several = len(tasks) > 2  # a single task is all of them
+    head = (*(("task",) if several else ()), "method", "A", "B", "change", "95% CI", "verdict", "prompts")
+    table = result_table(NAMES[metric][0].format(rows[0].baseline), head)
+    for task in [*tasks[1:], tasks[0]] if several else tasks[:1]:  # all tasks together come last
+        for i, row in enumerate(row for row in rows if row.task == task):
+            name = ("" if i else escape(task),) if several else ()
+            table.add_row(*name, *_comparison_cells(metric, row))
+        table.add_section()
+    console.print(table)
+
+
+def _comparison_cells(metric: str, row: ComparedRow) -> tuple[str, ...]:
+    change, digits = row.changes[metric], NAMES[metric][1]
+    verdict = change.verdict if change.verdict in (SAME, *NO_VERDICT) else f"[bold]{change.verdict}[/]"
+    changed = change_text(metric, change.change), interval_text(metric, change)
+    if change.change is not None and _unchanged(change):
+        verdict, changed = "unchanged", (changed[0], "")
+    figures = format_number(change.a, digits), format_number(change.b, digits)
+    return escape(row.method), *figures, *changed, verdict, f"{row.n_prompts:,}"
+
+
+def _unchanged(change: Change) -> bool:
+    """Return True for a change of 0 with an interval of 0, as of τ where both runs make the same steps."""
+    return all(abs(value) < ROUNDING for value in (change.change or 0.0, *(change.interval or ())))
+
+
+def _notes(made: RunComparison) -> Iterator[str]:
+    """Yield notes on machines, outputs, failures and doubts."""
+    rows = [row for row in made.rows if row.task == OVERALL]
+    rates = [row.changes["tokens_per_s"] for row in rows]
+    for rate in [rate for rate in rates if rate.verdict in (OTHER_MACHINE, OTHER_THREADS)][:1]:
+        where = "Same machine, other threads" if rate.verdict == OTHER_THREADS else "Other machine"
+        yield f"{where} ({rate.reason}): compare speedups, not tokens/s."
+    for row in rows:
+        if row.n_other_outputs:
+            yield f"{row.method}: {row.n_other_outputs} of {row.n_outputs} outputs have other tokens in B."
+    same = [row.method for row in rows if row.n_outputs and not row.n_other_outputs]
+    others = made.uncompared or any(row.n_failed_a or row.n_failed_b for row in rows)
+    if same and len(same) == len(rows) and not others:
+        yield "All outputs of both runs have the same tokens."
+    elif same:
+        yield f"{', '.join(same)}: the outputs that both runs have are of the same tokens."
+    for row in rows:
+        if row.n_failed_a or row.n_failed_b:
+            counts = f"{row.n_failed_a} samples failed in A, {row.n_failed_b} in B"
+            yield f"{row.method}: {counts} ({row.error}); no number includes them."
+    yield from (f"Warning: {text}" for text in made.warnings)

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from specbench_ss.cli.printing import result_table, widen
 from specbench_ss.cli.shared import print_json
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.results import exchange
@@ -19,7 +20,7 @@ from specbench_ss.results.analysis import analyse
 from specbench_ss.results.exchange import RescoredRow, limitations, rescored
 from specbench_ss.results.sample_checks import unfinished
 from specbench_ss.results.summary import OVERALL
-from specbench_ss.results.terminal import result_table, widen
+from specbench_ss.results.table import summary_markdown
 from specbench_ss.results.text import format_number, format_speedup, interval, title
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run, run_around
@@ -62,7 +63,7 @@ def command(
 
 def _write(run: Run, form: Form, out: Path | None) -> None:
     if form == "markdown":
-        text = exchange.markdown(analyse(run))
+        text = summary_markdown(analyse(run))
         if out is None:
             print(text, end="")
             return

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from datetime import datetime
 from functools import partial
@@ -16,10 +19,14 @@ from typing import Any
 import msgspec
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
 from specbench_ss import __version__, registry, storage, user_files
 from specbench_ss.bench import preflight
 from specbench_ss.bench.build_config import read_settings
+from specbench_ss.cli.printing import result_table, widen
 from specbench_ss.cli.run_output import measure as make_run
 from specbench_ss.cli.shared import interrupted, take_options, to_go_on
 from specbench_ss.engine.numerics import Dtype
@@ -29,9 +36,21 @@ from specbench_ss.models.load import load_target
 from specbench_ss.models.resolve import check_model
 from specbench_ss.options import REFERENCE, MethodSpec
 from specbench_ss.results.analysis import Results
-from specbench_ss.results.report import CLAIMS, VERDICTS, Bench, Claim, Experiment, Grid, Request, Result, Span
-from specbench_ss.results.terminal import FIGURE, RESULT, markdown, print_result, status, write_result
-from specbench_ss.results.text import table
+from specbench_ss.results.report import (
+    BRACKETS,
+    CLAIMS,
+    VERDICTS,
+    Bench,
+    Claim,
+    Experiment,
+    Grid,
+    Mark,
+    Part,
+    Request,
+    Result,
+    Span,
+)
+from specbench_ss.results.text import safe, table
 from specbench_ss.runs.config import OutputOptions, Recording, RunConfig
 from specbench_ss.runs.environment import environment
 from specbench_ss.runs.manifest import MANIFEST, now, plain
@@ -39,6 +58,9 @@ from specbench_ss.runs.run_dir import check_place
 from specbench_ss.runs.run_options import DEVICE, AtLeast0, CommandOptions, Seed, flag, option, same
 
 ASKED = "asked.json"
+TABLE, RESULT, FIGURE = "table.csv", "result.json", "figure.html"
+EXPERIMENT_WIDTH = 140  # without a terminal
+STYLES: dict[Mark, str] = {"plain": "", "accepted": "green", "rejected": "red strike", "next": "bold"}
 
 
 class _Asked(msgspec.Struct):
@@ -423,3 +445,75 @@ def _describe(experiment: Experiment, request: Request, where: OutputOptions) ->
         for spec in config.methods:
             print(f"method     {spec.label}")
     print(f"out        {where.out}")
+
+
+def print_result(result: Result, console: Console) -> None:
+    """Print the lines, tables and notes of a result."""
+    widen(console, EXPERIMENT_WIDTH)
+    for line in result.lines:
+        console.print(marked(line, console.is_terminal), soft_wrap=True)
+    for grid in result.all_grids():
+        console.print(_table(grid))
+    for note in result.notes:
+        console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def marked(line: Sequence[Span], colours: bool) -> Text:
+    """Show accepted text green, rejected text red and struck out, the next token bold; use brackets without colours."""
+    text = Text()
+    for span in line:
+        before, after = ("", "") if colours else BRACKETS[span.mark]
+        text.append(before + span.text + after, STYLES[span.mark] if colours else "")
+    return text
+
+
+def _table(grid: Grid) -> Table:
+    left = [column.title for column in grid.columns if column.form == "text"]
+    table = result_table(grid.caption or grid.name, [column.title for column in grid.columns], left)
+    for column in table.columns:
+        column.no_wrap = False
+    for row in grid.rows:
+        table.add_row(*(escape(c.text(v)) for v, c in zip(row, grid.columns, strict=True)))
+    return table
+
+
+def markdown(result: Result, most: int) -> Iterator[str]:
+    """Yield the lines of a result as Markdown: marked text, tables of `most` rows each, and notes."""
+    if result.lines:
+        yield from ("", "```text", *(marked(line, False).plain for line in result.lines), "```")
+    for grid in result.all_grids():
+        rows = [[c.text(v) for v, c in zip(row, grid.columns, strict=True)] for row in grid.rows[:most]]
+        left = [c.title for c in grid.columns if c.form == "text"]
+        yield from ("", f"{grid.caption or grid.name}:", "", table([c.title for c in grid.columns], rows, left))
+        if len(grid.rows) > most:
+            yield f"These are the first {most} of {len(grid.rows):,} rows."
+    if result.notes:
+        yield from ("", *(f"- {safe(note)}" for note in result.notes))
+
+
+def status(parts: Sequence[Part]) -> list[str]:
+    """Return 'runs: a, b' and, for each missing piece X, 'needs X: c, d'."""
+    lacking: dict[str, list[str]] = {}
+    for part in parts:
+        lacking.setdefault(part.missing, []).append(part.name)
+    lines = [f"runs: {', '.join(lacking.pop(''))}"] if "" in lacking else []
+    return lines + [f"needs {what}: {', '.join(names)}" for what, names in lacking.items()]
+
+
+def write_result(result: Result, about: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write table.csv (and NAME.csv for each further table) and result.json; return their paths. Raises UserError."""
+    paths = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for i, grid in enumerate(result.all_grids()):
+            paths.append(folder / (TABLE if i == 0 else f"{grid.name}.csv"))
+            csv.writer(text := io.StringIO(), lineterminator="\n").writerows(
+                [[column.title for column in grid.columns], *grid.rows]
+            )
+            storage.write_text(paths[-1], text.getvalue())
+        paths.append(folder / RESULT)
+        content = json.dumps({**about, **asdict(result)}, indent=1, ensure_ascii=False, default=str)
+        storage.write_text(paths[-1], content + "\n")
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {os_reason(error)}") from error
+    return paths

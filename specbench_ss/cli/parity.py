@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from specbench_ss.cli.printing import NARROW, broken, widen
 from specbench_ss.cli.shared import print_json
 from specbench_ss.errors import UserError
 from specbench_ss.results.analysis import load_run
@@ -25,7 +26,6 @@ from specbench_ss.results.parity import (
     with_speedups,
 )
 from specbench_ss.results.ranking import MARKED, MARKS, marked_speedup
-from specbench_ss.results.terminal import NARROW, broken, widen
 from specbench_ss.results.text import MISSING, format_number
 
 SHOWN = 8  # differing prompts in the terminal

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from specbench_ss.cli.printing import print_answer, print_concurrency, print_verbose
 from specbench_ss.cli.shared import FailOn, fail, read
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.registry import REPORTS, load, names
@@ -19,7 +20,6 @@ from specbench_ss.results.analysis import Results, analyse
 from specbench_ss.results.compare import differences, why_incomparable
 from specbench_ss.results.quality import MARGIN
 from specbench_ss.results.report import Report
-from specbench_ss.results.terminal import print_answer, print_concurrency, print_verbose
 from specbench_ss.runs.manifest import MANIFEST, read_manifest
 from specbench_ss.runs.run_dir import is_of_run, read_run
 

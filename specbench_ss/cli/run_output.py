@@ -28,13 +28,13 @@ from specbench_ss.bench import server_run as serving
 from specbench_ss.bench.build_config import Access
 from specbench_ss.bench.run_loop import RunCallbacks
 from specbench_ss.bench.server_launch import check_programs, starts
+from specbench_ss.cli.printing import print_answer, print_concurrency, print_short, print_verbose
 from specbench_ss.cli.report import open_in_browser, write_report
 from specbench_ss.cli.shared import LiveView, fail, print_json
 from specbench_ss.engine.logits_processors import settings_note
 from specbench_ss.models.checkpoint import advice_text
 from specbench_ss.options import option_values, value_text
 from specbench_ss.results.analysis import Results, load_run
-from specbench_ss.results.terminal import print_answer, print_concurrency, print_short, print_verbose
 from specbench_ss.results.text import format_number, parameters, pluralize
 from specbench_ss.runs.config import OutputOptions, RunConfig, decoding, verification_text
 from specbench_ss.runs.records import Run, SampleRecord

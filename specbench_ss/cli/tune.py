@@ -23,6 +23,7 @@ from specbench_ss.bench import preflight
 from specbench_ss.bench.build_config import listed, suite_and_data
 from specbench_ss.bench.preflight import conditions, prompt_ids, suite_request, usable_questions
 from specbench_ss.bench.timed_sample import frozen_heap
+from specbench_ss.cli.printing import result_table, widen
 from specbench_ss.cli.shared import LiveView, interrupted, take_options
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.decoder import Decoder
@@ -36,7 +37,6 @@ from specbench_ss.models.load import check_template, load_target
 from specbench_ss.models.resolve import check_model
 from specbench_ss.options import REFERENCE, MethodSpec, PluginFile
 from specbench_ss.registry import load_plugins
-from specbench_ss.results.terminal import result_table, widen
 from specbench_ss.results.text import format_number, format_speedup, interval
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.preset import check_writable, write_preset

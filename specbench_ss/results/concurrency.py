@@ -9,17 +9,14 @@ from typing import Annotated as Col
 from typing import Any
 
 from specbench_ss.results.summary import (
-    Counted,
     Number,
-    counted,
     latencies,
     safe_div,
     total,
-    tpot_s,
 )
 from specbench_ss.runs.columns import Ends
 from specbench_ss.runs.config import GOODPUT, Load, loads_of
-from specbench_ss.runs.records import Run, SampleRecord
+from specbench_ss.runs.records import Counted, Run, SampleRecord, counted
 from specbench_ss.stats.intervals import Comparison, Interval, compare
 from specbench_ss.stats.pairs import Pairs, mean_acceptance_length
 
@@ -168,7 +165,7 @@ def _within(row: SampleRecord, limits: Mapping[str, float]) -> bool:
 
     A TPOT that is not known, since the output came at once, is at most the whole time per token.
     """
-    tpot = (row.wall_s or 0.0) / (row.tokens or 1) if row.decode_s is None else tpot_s(row)
+    tpot = (row.wall_s or 0.0) / (row.tokens or 1) if row.decode_s is None else row.tpot_s
     times = zip(GOODPUT, (row.prefill_s, tpot, row.wall_s), strict=True)
     return all((seconds or 0.0) * 1000 <= limits.get(name, math.inf) for name, seconds in times)
 

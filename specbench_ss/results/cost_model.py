@@ -10,7 +10,7 @@ modelled as GEMMs below the peak: it grows with the rows and the model's size. d
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated as Col
 from typing import Any, final
@@ -397,3 +397,36 @@ def _verifying_s(work: MethodCost, roof: Roof) -> float:
     assert cost is not None
     moved, flops = cost.bytes - (cost.drafter_bytes or 0.0), cost.flops - cost.drafter_flops
     return max(moved / roof.peak_bandwidth, flops / roof.peak_flops) / cost.steps
+
+
+CLOSES = 0.02  # share of a step by which its parts, from another clock, may differ from it without a note
+SHOWN_SHARE = 0.0005  # of a step: less is 0.0 %
+
+
+def machine_lines(rows: Sequence[MachineRow], manifest: Mapping[str, Any]) -> list[str]:
+    """Return a line on the time of a step outside its parts, and lines on the limits of the machine.
+
+    rows, manifest: of the run.
+    """
+    if manifest["config"].get("endpoints"):
+        return []
+    busy = ((manifest.get("machine") or {}).get("limits") or {}).get("busy", "")
+    noted = [f"roofline limits: possibly too low; when they were measured, {busy}"] if busy else []
+    return [*_host_share(rows), _limits(rows), *noted]
+
+
+def _host_share(rows: Sequence[MachineRow]) -> Iterator[str]:
+    known = [row for row in rows if row.host_share is not None]
+    most = max(known, key=lambda row: row.host_share or 0.0, default=None)
+    off = [f"{row.method} {row.parts_residual or 0.0:+.1%}" for row in known if abs(row.parts_residual or 0.0) > CLOSES]
+    if most is not None and (off or (most.host_share or 0.0) >= SHOWN_SHARE):
+        rest = f"; the parts and the step, by two clocks, differ: {'; '.join(off)}" if off else ""
+        yield f"steps: host time outside draft, verify and accept: at most {most.host_share:.1%} ({most.method}){rest}"
+
+
+def _limits(rows: Sequence[MachineRow]) -> str:
+    reached = [row for row in rows if row.bandwidth_share is not None and row.compute_share is not None]
+    if not reached:
+        return "roofline limits: not measured on this machine; run `ssbench doctor --calibrate`"
+    parts = [f"{row.method} {row.bandwidth_share:.0%} and {row.compute_share:.1%}" for row in reached]
+    return f"roofline limits: share of memory bandwidth and of peak FLOP/s, counted from shapes: {'; '.join(parts)}"

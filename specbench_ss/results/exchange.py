@@ -1,4 +1,4 @@
-"""Exchange formats: answer files of Spec-Bench, EAGLE and Medusa, CSV, Parquet, Markdown; rescoring of answers.
+"""Exchange formats: answer files of Spec-Bench, EAGLE and Medusa, CSV, Parquet; rescoring of answers.
 
 A line has question_id, category, model_id, tstamp and choices, one for each repeat. A choice has a list with an entry
 for each turn of `turns` (texts), `new_tokens`, `wall_time` and, of Spec-Bench, `decoding_steps`, and `accept_lengths`,
@@ -28,10 +28,7 @@ from specbench_ss.errors import UserError, known_words
 from specbench_ss.options import REFERENCE
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.frames import write_frames
-from specbench_ss.results.ranking import output, quality, short_n
-from specbench_ss.results.summary import OVERALL, SummaryRow, safe_div
-from specbench_ss.results.terminal import ranked
-from specbench_ss.results.text import format_number, format_speedup, interval, table, title
+from specbench_ss.results.summary import OVERALL, safe_div
 from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.stats.intervals import Comparison, Interval, compare
 from specbench_ss.stats.pairs import Pairs, mean_acceptance_length
@@ -156,9 +153,6 @@ def _line(run: Run, label: str, answers: Sequence[Sequence[SampleRecord]]) -> di
     }
 
 
-LEFT = ("task", "method", "verdict", "output")
-
-
 def write_csv(results: Results, folder: Path) -> list[str]:
     """Write the frames of a run as CSV files; lists are JSON texts."""
     made = {"samples": results.samples, "steps": results.steps, "output_match": results.output_match}
@@ -186,27 +180,6 @@ FOLDERS: dict[str, Callable[[Results, Path], list[str]]] = {  # formats of sever
     "csv": write_csv,
     "parquet": write_parquet,
 }
-
-
-def markdown(results: Results) -> str:
-    """Return the summary of a run as a Markdown table: all tasks together first, then every task."""
-    rows, config = results.rows, results.config
-    cells: dict[str, Callable[[SummaryRow], str]] = {
-        "task": lambda row: "all" if row.task == OVERALL else title(row.task),
-        "method": lambda row: row.method,
-        "speedup": lambda row: format_speedup(row.speedup),
-        "95% CI": lambda row: interval(row.speedup_interval),
-        "verdict": lambda row: row.comparison,
-        "τ": lambda row: format_number(row.mean_acceptance_length),
-        "output": lambda row: output(row, config),
-        "quality": lambda row: format_number(quality(row, config)),
-        "tokens/s": lambda row: format_number(row.tokens_per_s, 1),
-        "n": short_n,
-    }
-    tasks = list(dict.fromkeys(row.task for row in rows))
-    tasks = tasks if len(tasks) > 2 else tasks[:1]  # a single task is all of them
-    ordered = [row for task in tasks for row in ranked([row for row in rows if row.task == task])]
-    return table(list(cells), [[cell(row) for cell in cells.values()] for row in ordered], LEFT)
 
 
 BASELINES = (REFERENCE, "vanilla", "baseline")  # what a baseline's file is called

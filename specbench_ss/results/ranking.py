@@ -45,18 +45,23 @@ def contends(row: SummaryRow) -> bool:
     return row.lossless and row.reference == row.baseline and row.comparison not in ("baseline", "invalid")
 
 
-def ranked(summaries: Sequence[SummaryRow]) -> list[SummaryRow]:
+def contenders(summaries: Sequence[SummaryRow]) -> list[SummaryRow]:
     """Return the methods with an interval over all tasks that contend, without controls and failing methods."""
     rows = [row for row in summaries if row.task == OVERALL and row.comparison in RANKED and not row.reference_of]
     return [row for row in rows if contends(row) and row.method not in failing(summaries)]
 
 
+def by_speed(rows: Sequence[SummaryRow]) -> list[SummaryRow]:
+    """Return the rows of a task by speedup; those without one come last."""
+    return sorted(rows, key=lambda row: (row.speedup is None, -(row.speedup or 0)))
+
+
 def rank_ranges(run: Run, summaries: Sequence[SummaryRow]) -> Mapping[str, RankRange]:
-    """Return the rank range of every method that `ranked` gives; nothing below FEWEST questions.
+    """Return the rank range of every method that `contenders` gives; nothing below FEWEST questions.
 
     The intervals of all pairs, the baseline's among them, hold together in 95 % of runs.
     """
-    rows = ranked(summaries)
+    rows = contenders(summaries)
     labels = [row.method for row in sorted(rows, key=lambda row: -(row.speedup or 0.0))]
     seconds, tokens, strata = together([run.of(label) for label in (*labels, run.baseline)])
     if seconds.shape[1] < FEWEST:

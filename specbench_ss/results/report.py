@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.results.analysis import Results
+from specbench_ss.results.text import MISSING, format_number, format_speedup, percent, scientific
 from specbench_ss.runs.config import Recording, RunConfig
 
 Value = str | float | int | None
@@ -18,6 +19,12 @@ Form = Literal["text", "count", "number", "times", "percent", "scientific"]
 CLAIMS = "claims"  # name of the table of claims in a result
 VERDICTS = ("agrees", "tends to agree", "open", "tends not to", "does not agree")
 Mark = Literal["plain", "accepted", "rejected", "next"]
+BRACKETS: dict[Mark, tuple[str, str]] = {  # around marked text, without colours
+    "plain": ("", ""),
+    "accepted": ("", ""),
+    "rejected": ("[-", "-]"),
+    "next": ("*", "*"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,22 @@ class Column:
     title: str
     form: Form = "number"
     digits: int = 2
+
+    def text(self, value: Value) -> str:
+        """Return a value as text for people."""
+        if value is None:
+            return MISSING
+        if isinstance(value, str):
+            return value
+        if self.form in ("count", "text"):
+            return f"{value:,}"
+        written = {
+            "number": format_number,
+            "times": lambda v, _: format_speedup(v),
+            "percent": percent,
+            "scientific": scientific,
+        }
+        return written[self.form](value, self.digits)
 
 
 @dataclass(frozen=True, slots=True)

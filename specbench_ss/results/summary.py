@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from typing import Annotated as Col
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from specbench_ss.results.sample_checks import invalid_reasons, lower_bound, pas
 from specbench_ss.results.text import format_speedup
 from specbench_ss.runs.columns import Ends
 from specbench_ss.runs.output_match import wrong_methods
-from specbench_ss.runs.records import DTYPES, Array, Run, SampleRecord, Steps
+from specbench_ss.runs.records import DTYPES, Array, Counted, Run, SampleRecord, Steps, counted
 from specbench_ss.runs.run_dir import uncompared, without_verdict
 from specbench_ss.stats.intervals import Comparison, Floats, Interval, compare
 from specbench_ss.stats.pairs import Pairs, mean_acceptance_length, tau_of
@@ -46,7 +46,7 @@ def latencies(rows: Sequence[SampleRecord]) -> dict[str, Any]:
     """
     times = {
         "ttft": [row.prefill_s for row in rows if row.prefill_s is not None],
-        "tpot": [time for row in rows if (time := tpot_s(row)) is not None],
+        "tpot": [time for row in rows if (time := row.tpot_s) is not None],
         "latency": [row.wall_s for row in rows if row.wall_s is not None],
     }
     return {
@@ -54,11 +54,6 @@ def latencies(rows: Sequence[SampleRecord]) -> dict[str, Any]:
         for name, of in times.items()
         for quantile, share in QUANTILES.items()
     }
-
-
-def tpot_s(row: SampleRecord) -> float | None:
-    """Return the time per output token after the first; None without such tokens."""
-    return row.decode_s / row.later if row.decode_s is not None and row.later > 0 else None
 
 
 PARTS = ("draft_s", "verify_s", "accept_s", "host_s")
@@ -158,15 +153,6 @@ def safe_div(a: float | None, b: float | None) -> float | None:
     return None if a is None or not b else a / b
 
 
-class Counted(Protocol):
-    """Record with a server's counts: a sample or a concurrency level."""
-
-    steps: int | None
-    drafts: int | None
-    draft_nodes: int | None
-    accepted_tokens: int | None
-
-
 def served_columns(rows: Sequence[SampleRecord]) -> dict[str, Any]:
     """Return the columns of a server's samples that replace counts of steps; empty for other samples."""
     if not any(row.counted for row in rows):
@@ -179,12 +165,6 @@ def served_columns(rows: Sequence[SampleRecord]) -> dict[str, Any]:
         "num_target_forwards": safe_div(counted(rows, "steps"), len(rows)),
         **dict.fromkeys(("num_draft_forwards", "tokens_past_stop")),
     }
-
-
-def counted(of: Sequence[Counted], name: str) -> int | None:
-    """Return the sum of a count; None where one of them was not measured."""
-    values = [getattr(one, name) for one in of]
-    return None if not values or None in values else sum(values)
 
 
 def engine_tau(of: Sequence[Counted]) -> float | None:

@@ -6,7 +6,7 @@ A *prompt* is one turn of one question; a *sample* is one request of one method 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cached_property
 from operator import attrgetter
@@ -343,6 +343,11 @@ class SampleRecord(KeyedRecord):
         """Return the number of tokens from steps."""
         return (self.tokens or 0) - (self.prefill_tokens or 0)
 
+    @property
+    def tpot_s(self) -> float | None:
+        """Return the time per output token after the first; None without such tokens."""
+        return self.decode_s / self.later if self.decode_s is not None and self.later > 0 else None
+
     def fill(self, generation: Generation) -> None:
         """Copy every count and time of a finished request into the sample."""
         steps = generation.steps
@@ -374,6 +379,15 @@ class SampleRecord(KeyedRecord):
         if row.ok and (missing := [name for name in required if getattr(row, name) is None]):
             raise ValueError(f"it lacks {missing[0]}")
         return row
+
+
+Counted = SampleRecord | ConcurrencyResult  # with a server's counts: steps, drafts, draft_nodes, accepted_tokens
+
+
+def counted(of: Sequence[Counted], name: str) -> int | None:
+    """Return the sum of a count; None where one of them was not measured."""
+    values = [getattr(one, name) for one in of]
+    return None if not values or None in values else sum(values)
 
 
 def step_line(key: Key, index: int, step: Step) -> dict[str, Any]:

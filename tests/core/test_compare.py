@@ -16,11 +16,11 @@ import pytest
 from rich.console import Console
 
 from specbench_ss import UserError, compare, load_run
+from specbench_ss.cli.compare import print_comparison
 from specbench_ss.cli.main import main
 from specbench_ss.results.analysis import Results, analyse
 from specbench_ss.results.compare import COMPARISON, DIFFERENCES, METRICS, ComparedRow, compared
 from specbench_ss.results.summary import OVERALL, summarise
-from specbench_ss.results.terminal import print_comparison
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
 from specbench_ss.stats.intervals import ratio_interval, speedup_interval

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from specbench_ss.cli.printing import print_concurrency
 from specbench_ss.reports.html.report import HtmlReport, page
 from specbench_ss.reports.summary_files import JsonReport, MarkdownReport
 from specbench_ss.results.analysis import Results, analyse
 from specbench_ss.results.concurrency import concurrency_rows
 from specbench_ss.results.draft_schedule import DraftSchedule, ScheduleEntry, draft_schedule
-from specbench_ss.results.terminal import print_concurrency
 from specbench_ss.runs.records import ConcurrencyResult, Run, SampleRecord, Steps
 from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from specbench_ss.cli.paper import print_result, status, write_result
 from specbench_ss.results.report import Column, Grid, Part, Result, Span
-from specbench_ss.results.terminal import cell, print_result, status, write_result
 
 GRID = Grid("found", (Column("method", "text"), Column("speedup", "times"), Column("n", "count")),
             (("ss[k=1]", 1.234, 1200), ("medusa", None, 3)))  # fmt: skip
@@ -25,7 +25,7 @@ LINE = (Span("a "), Span("b ", "accepted"), Span("c", "rejected"), Span("d", "ne
      (0.5, Column("x", "percent", 0), "50%"), (2, Column("x"), "2.00")],
 )  # fmt: skip
 def test_cells(value: float | str | None, column: Column, text: str) -> None:
-    assert cell(value, column) == text
+    assert column.text(value) == text
 
 
 def test_text_for_people_has_every_value_and_no_markup_is_read_into_names() -> None:

@@ -98,8 +98,8 @@ def test_the_table_and_the_report_show_the_numbers_of_the_summary(
 ) -> None:
     from rich.console import Console
 
+    from specbench_ss.cli.printing import print_short
     from specbench_ss.registry import REPORTS, load
-    from specbench_ss.results.terminal import print_short
     from specbench_ss.runs.run_dir import read_run
 
     path = make_run(labels=("ar", "ss"))

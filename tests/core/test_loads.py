@@ -13,7 +13,7 @@ from specbench_ss.reports.html.report import HtmlReport
 from specbench_ss.results.analysis import analyse
 from specbench_ss.results.checks import served_checks
 from specbench_ss.results.concurrency import concurrency_rows, missing
-from specbench_ss.results.terminal import markdown_concurrency
+from specbench_ss.results.table import levels_markdown
 from specbench_ss.runs.config import Load
 from specbench_ss.runs.records import ConcurrencyResult, Run, SampleRecord
 from specbench_ss.runs.run_dir import read_concurrency, read_run
@@ -92,7 +92,7 @@ def test_tables_show_rates_and_goodput_where_there_are_some(run: Run, tmp_path: 
         return (tmp_path / "page.html").read_text()
 
     def text() -> str:
-        return "\n".join(markdown_concurrency(analyse(run)))
+        return levels_markdown(analyse(run))
 
     assert "| 2/s |" in text() and "goodput" not in text()
     assert "2/s arrivals" in page() and "/s: arrivals per second" in page() and "within all limits" not in page()

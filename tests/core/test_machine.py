@@ -23,9 +23,8 @@ from specbench_ss.engine.tree import DraftTree
 from specbench_ss.models import limits as machine_limits
 from specbench_ss.reports.html.report import page
 from specbench_ss.results.analysis import analyse
-from specbench_ss.results.cost_model import counted
+from specbench_ss.results.cost_model import counted, machine_lines
 from specbench_ss.results.summary import OVERALL, summarise
-from specbench_ss.results.terminal import machine_lines
 from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.runs.run_dir import read_run
 from tests.tiny import ARCHITECTURES, tiny_model

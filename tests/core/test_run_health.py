@@ -12,13 +12,13 @@ import pytest
 from rich.console import Console
 
 from specbench_ss.bench import timed_sample
+from specbench_ss.cli.printing import print_short, print_verbose
 from specbench_ss.reports.html.report import page as page_of
 from specbench_ss.results.analysis import analyse
 from specbench_ss.results.checks import Check, checks, often_noisy
 from specbench_ss.results.ranking import headline, rank_ranges
 from specbench_ss.results.sample_checks import comparable, spread, unstable
 from specbench_ss.results.summary import OVERALL, summarise
-from specbench_ss.results.terminal import print_short, print_verbose
 from specbench_ss.runs.environment import is_of_times
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run, without_verdict

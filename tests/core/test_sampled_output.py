@@ -17,6 +17,7 @@ from specbench_ss.bench.ray import MemoryStore, shards
 from specbench_ss.bench.runner import run
 from specbench_ss.bench.sampled_tokens import compare, judge_sampled, positions, proof_seed
 from specbench_ss.bench.schedule import Sample
+from specbench_ss.cli.printing import print_verbose
 from specbench_ss.cli.shared import found
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.sampling import SamplingParams
@@ -32,7 +33,6 @@ from specbench_ss.results.analysis import analyse, load_run
 from specbench_ss.results.checks import checks
 from specbench_ss.results.quality import ENOUGH, sampling_tests
 from specbench_ss.results.summary import SummaryRow, summarise
-from specbench_ss.results.terminal import print_verbose
 from specbench_ss.runs.config import OutputOptions, Recording, RunConfig
 from specbench_ss.runs.manifest import manifest_for, method_entry
 from specbench_ss.runs.records import Run, read_output_match

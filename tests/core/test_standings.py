@@ -10,13 +10,13 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from specbench_ss.cli.printing import print_answer, print_verbose
 from specbench_ss.reports.html.report import page
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.concurrency import level_rows
 from specbench_ss.results.cost_model import waterfalls
 from specbench_ss.results.ranking import RankRange, headline, rank_ranges
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
-from specbench_ss.results.terminal import print_answer, print_verbose
 from specbench_ss.runs.config import Load
 from specbench_ss.runs.records import OutputMatch, Run
 from specbench_ss.runs.run_dir import read_run

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from specbench_ss.cli.printing import DISPENSABLE, print_short, print_verbose
 from specbench_ss.errors import failure_text
 from specbench_ss.reports.html.report import page
 from specbench_ss.results.analysis import analyse
 from specbench_ss.results.ranking import config_of, quality
 from specbench_ss.results.summary import summarise
-from specbench_ss.results.terminal import DISPENSABLE, print_short, print_verbose
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun

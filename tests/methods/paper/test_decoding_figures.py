@@ -6,10 +6,10 @@ from typing import Any, get_args
 
 import pytest
 
+from specbench_ss.cli.paper import marked
 from specbench_ss.reports.paper.decoding_figures import COUNTED, LEGEND, ON_CPU, Figure17, Figure19
 from specbench_ss.results.analysis import Results, analyse, load_run
 from specbench_ss.results.report import Mark, Result, Span
-from specbench_ss.results.terminal import marked
 from tests.conftest import MakeRun
 from tests.methods.paper.shared import DEFAULT
 
