@@ -327,6 +327,7 @@ class SampleRecord(KeyedRecord):
     eager_fallback_reason: Col[
         str | None, "reason of these fallbacks; empty without one, missing without CUDA graphs"
     ] = None
+    session: Col[Count, "process of the run that measured it, from 0; another one only with `--sessions`"] = 0
 
     @property
     def load(self) -> Load:
