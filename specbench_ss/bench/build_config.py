@@ -37,6 +37,8 @@ def asked_run(options: RunOptions) -> tuple[RunConfig, OutputOptions, Access | N
     options.check_modes()
     if options.resume and options.out is None:
         raise UserError("--resume requires --out, the directory of the unfinished run")
+    if options.sessions > 1 and options.target_ci is not None:
+        raise UserError("--sessions does not go with --target-ci: each session makes --repeats")
     config = run_config(options)
     output = OutputOptions(
         default_out(config, datetime.now()) if options.out is None else expanded(options.out),
@@ -47,6 +49,7 @@ def asked_run(options: RunOptions) -> tuple[RunConfig, OutputOptions, Access | N
         stopping_rule_of(options),
         workers_of(options),
         goodput_limits(options),
+        options.sessions,
     )
     return config, output, access_of(options) if options.mode == SERVER else None
 

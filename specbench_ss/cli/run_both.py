@@ -27,6 +27,8 @@ def run_both(options: RunOptions, form: Form) -> None:
 
     The servers are measured before the methods: they return all their memory at the end, and this process would not.
     """
+    if options.sessions > 1:
+        raise UserError("--sessions does not go with --servers: leave one of them out")
     config, where, access = asked_run(options.part((SERVER,)))  # first, since the next call loads the plugins
     own_config, own, _ = asked_run(options_of_methods(options))
     assert access is not None and access.launch is not None

@@ -176,7 +176,7 @@ def describe(plan: AnyPlan, where: OutputOptions, access: Access | None = None) 
         *([("note", rule)] if (rule := verification_text(config.as_dict())) else []),
         *([("at a time", ", ".join(map(str, (1, *config.concurrency))))] if config.concurrency else []),
         *([("rates", ", ".join(str(load) for load in config.loads if load.rate))] if config.rate else []),
-        ("samples", str(plan.samples * (1 + len(config.loads)))),
+        ("samples", str(plan.samples * (1 + len(config.loads)) * where.sessions)),
         ("time", "the run prints an estimate after the warm-up"),
         ("out", str(where.out)),
     ]

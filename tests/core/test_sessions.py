@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.interval_coverage import NOISES, covered_sessions
+from specbench_ss.cli.main import main
 from specbench_ss.results.ranking import rank_ranges
 from specbench_ss.results.sample_checks import comparable
 from specbench_ss.results.summary import summarise
 from specbench_ss.runs.records import SampleRecord
-from specbench_ss.runs.run_dir import read_run
+from specbench_ss.runs.run_dir import read_run, without_verdict
 from specbench_ss.stats.pairs import Pairs, together
 from tests.conftest import MakeRun
 
@@ -101,3 +107,37 @@ def test_records_from_before_are_of_the_first_session(make_run: MakeRun) -> None
     file.write_text(file.read_text().replace(', "session": 0', ""))
     assert "session" not in file.read_text().partition("\n")[0]
     assert {row.session for row in read_run(path).rows} == {0}
+
+
+RUN = ["--methods", "pld", "--tasks", "qa", "--limit", "1", "--max-new-tokens", "6", "--warmup", "0", "--sessions", "2"]
+
+
+def test_a_run_stopped_in_its_second_session_is_completed(tmp_path: Path) -> None:
+    """Ctrl-C reaches the process of the session; the first session is not made again, and nothing is there twice."""
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "specbench_ss", "run", *RUN, "--out", str(out)]
+    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    samples, until = out / "samples.jsonl", time.monotonic() + 120
+    while time.monotonic() < until and not (samples.exists() and samples.read_text().count("\n") >= 2):
+        time.sleep(0.05)
+    first = samples.read_text()
+    while time.monotonic() < until and len(read_run(out).manifest["sessions"]) < 2:
+        time.sleep(0.05)
+    parent.send_signal(signal.SIGINT)
+    assert parent.wait(60) == 130
+    assert main(["run", *RUN, "--out", str(out), "--resume"]) == 0
+    made = read_run(out)
+    assert made.manifest["status"] == "complete" and made.manifest["n_sessions"] == made.sessions == 2
+    assert samples.read_text().startswith(first) and samples.read_text().count("\n") == made.samples == len(made.rows)
+    assert sorted((row.session, row.repeat, row.method) for row in made.rows) == [
+        (n, n, label) for n in (0, 1) for label in ("ar", "pld")
+    ]
+    assert len({tuple(row.token_ids or ()) for row in made.rows}) == 1 and not without_verdict(made)
+    assert main(["run", *RUN[:-1], "1", "--out", str(out), "--resume"]) == 2
+
+
+@pytest.mark.parametrize("more", [["--target-ci", "3%"], ["--endpoint", "http://h/v1"], ["--executor", "ray"]])
+def test_what_does_not_go_with_sessions_is_refused(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    methods = [] if "--endpoint" in more else ["--methods", "pld"]
+    assert main(["run", *methods, "--sessions", "2", *more]) == 2
+    assert "--sessions" in capsys.readouterr().err
