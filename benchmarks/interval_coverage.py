@@ -99,6 +99,45 @@ def covered(made: Simulated) -> tuple[float, float]:
     return float(((low <= made.truth) & (made.truth <= high)).mean()), float((high - low).mean() / 2)
 
 
+def covered_sessions(
+    sizes: tuple[int, ...], noise: Noise, sessions: int, effect: float, runs: int, rng: np.random.Generator
+) -> tuple[float, float]:
+    """Return coverage and mean half-width over several sessions, whose speedups differ by lognormal effects.
+
+    effect: standard deviation of the logarithm of the speedup between sessions. Spikes are not simulated.
+    """
+    task, n = np.repeat(np.arange(len(sizes)), sizes), sum(sizes)
+    strata, hits, halves = strata_of(task.astype(str).tolist()), 0, 0.0
+    length, speed = (spread * rng.normal(size=(runs, len(sizes))) for spread in (0.4, noise.tasks))
+    for of_task, tasks in zip(length, speed, strict=True):
+        work = np.exp(of_task[task] + 0.5 * rng.normal(size=n))
+        faster = tasks[task] + noise.questions * rng.normal(size=n) + effect * rng.normal(size=(sessions, 1))
+        times = np.exp(noise.time * rng.normal(size=(2, sessions, n))) * np.stack(
+            [np.ones_like(faster), np.exp(-faster)]
+        )
+        times *= work
+        apart = [(side - side.mean(0)).sum(1) / side.sum() for side in times]
+        a, b = times.sum(1)
+        low, high = log_ratio((a,), (b,), strata, [apart[0] - apart[1]]).around()
+        expected = np.exp(of_task) * np.array(sizes)
+        slower = np.exp(-tasks + (noise.questions**2 + effect**2) / 2)
+        hits += low <= np.log(expected.sum() / (expected * slower).sum()) <= high
+        halves += (high - low) / 2
+    return hits / runs, halves / runs
+
+
+def session_table(runs: int, rng: np.random.Generator) -> Iterator[str]:
+    """Yield the lines of the table of coverages over sessions, in percent, for 13 tasks of four questions."""
+    effects = (0.0, 0.02, 0.05, 0.1)
+    yield f"| noise | sessions | {' | '.join(f'{100 * one:g} %' for one in effects)} |"
+    yield f"|---|---|{'---|' * len(effects)}"
+    for noise in (NOISES[1], NOISES[4], NOISES[5]):
+        for many in (2, 3, 5):
+            cells = [covered_sessions(DESIGNS["13 x 4"], noise, many, one, runs, rng) for one in effects]
+            shown = " | ".join(f"{100 * share:.1f} (±{100 * half:.1f})" for share, half in cells)
+            yield f"| {noise.name} | {many} | {shown} |"
+
+
 def significant_pairs(
     sizes: tuple[int, ...], methods: int, noise: Noise, runs: int, rng: np.random.Generator, simultaneous: bool = True
 ) -> float:
@@ -132,6 +171,9 @@ def main() -> None:
     chosen = options.parse_args()
     rng = np.random.default_rng(chosen.seed)
     for line in table(chosen.runs, rng):
+        print(line, flush=True)
+    print("\nsessions whose speedups differ by 0 to 10 %")
+    for line in session_table(chosen.runs, rng):
         print(line, flush=True)
     print("\n20 equally fast methods: runs with a significant pair, in percent; each pair at 95 %")
     for name in ("4", "10", "13 x 4", "80"):

@@ -21,6 +21,7 @@ from specbench_ss.bench import ray as sharded
 from specbench_ss.bench import server_run as served
 from specbench_ss.bench.build_config import asked_run
 from specbench_ss.bench.runner import measure
+from specbench_ss.bench.sessions import run_sessions
 from specbench_ss.engine import generate as loop
 from specbench_ss.engine.checks import check_target
 from specbench_ss.engine.decoder import Decoder, Generation
@@ -217,6 +218,11 @@ def run(methods: str | Sequence[str] | None = None, **options: Any) -> Results:
             raise UserError("executor='ray' loads the model in its workers: give model= as a name or a folder")
         quantize = loaded.quantised.partition(":")[0] or "none"
         config = replace(config, dtype=loaded.number_format, device=loaded.device_names, quantize=quantize)
+    if where.sessions > 1:
+        if loaded is not None:
+            raise UserError("sessions load the model in processes of their own: give model= as a name or a folder")
+        run_sessions(asked, where, command, shown=False)
+        return _finished(where.out)
     plan = preflight.check(config, where, loaded)
     make = measure if where.workers is None else sharded.measure
     return _finished(make(plan, where, command))

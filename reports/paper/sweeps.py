@@ -333,15 +333,15 @@ def _ranks(run: Run, labels: Mapping[int, str], size: int) -> dict[int, str]:
     best only if it is slower in every repeat; with one repeat, or few questions, no length differs.
     """
     samples = [requests_of(run, label, Load(size)) for label in labels.values()]
-    seconds, tokens, _ = together(samples)
+    seconds, tokens, *_ = together(samples)
     if seconds.shape[1] < FEWEST:
         return {}
     paces = (seconds.sum(1) / tokens.sum(1)).tolist()
     best = paces.index(min(paces))
     repeats = {row.repeat for row in samples[best]}
     parts = [together([[row for row in own if row.repeat == repeat] for own in samples]) for repeat in repeats]
-    decidable = len(parts) > 1 and all(seconds.shape[1] >= FEWEST for seconds, _, _ in parts)
-    bounds = [pairwise(*part, simultaneous=False)[best] for part in parts] if decidable else []
+    decidable = len(parts) > 1 and all(seconds.shape[1] >= FEWEST for seconds, *_ in parts)
+    bounds = [pairwise(*part[:3], simultaneous=False)[best] for part in parts] if decidable else []
     slower = [decidable and all(bound[i][0] > 1 for bound in bounds) for i in range(len(labels))]
     level = {n: LEVEL for n, behind in zip(labels, slower, strict=True) if not behind}
     return level | {list(labels)[best]: BEST}

@@ -38,6 +38,9 @@ def asked_run(options: RunOptions) -> tuple[RunConfig, OutputOptions, Access | N
     if options.resume and options.out is None:
         raise UserError("--resume requires --out, the directory of the unfinished run")
     config = run_config(options)
+    if options.sessions > 1 and (options.target_ci is not None or config.loads):
+        other = "--batch-size" if options.target_ci is None else "--target-ci"
+        raise UserError(f"--sessions does not go with {other}: each session makes --repeats, one request at a time")
     output = OutputOptions(
         default_out(config, datetime.now()) if options.out is None else expanded(options.out),
         options.resume,
@@ -47,6 +50,7 @@ def asked_run(options: RunOptions) -> tuple[RunConfig, OutputOptions, Access | N
         stopping_rule_of(options),
         workers_of(options),
         goodput_limits(options),
+        options.sessions,
     )
     return config, output, access_of(options) if options.mode == SERVER else None
 

@@ -97,6 +97,7 @@ class RunLoop(ABC):
     ) -> None:
         self.config, self.data, self.labels = config, data, list(labels)
         self.run_dir, self.events, self.goal = run_dir, events, goal
+        self.part: int | None = None  # session that this process makes, from 0; None: the only one
         self.dropped: dict[str, str] = {}  # method -> reason why none of its samples is made
         self.token_s: dict[str, float] = {}  # method -> seconds per token of its last warm-up prompt
         self._warned: set[str] = set()  # warnings that are given once
@@ -141,7 +142,7 @@ class RunLoop(ABC):
             if isinstance(e, UserError) and self.run_dir.rows:
                 raise RunStopped(str(e)) from e
             raise
-        self.run_dir.update(status="complete", finished=now())
+        self.run_dir.update(status="complete" if self._all_made() else "running", finished=now())
 
     def _run(self) -> None:
         samples = self._planned()
@@ -166,12 +167,19 @@ class RunLoop(ABC):
                 self.run_pending(more)
             self.finalize(samples)
 
+    def _all_made(self) -> bool:
+        """Return whether the other sessions of the run have their samples too."""
+        wanted = self.config.repeats * len(self.labels) * sum(len(question.turns) for question in self.data.questions)
+        return self.part is None or len(self.run_dir.rows) >= wanted * int(self.run_dir.manifest["n_sessions"])
+
     def busy(self) -> str:
         """Return a warning if other processes load this machine, else ''."""
         return ""
 
     def _planned(self) -> list[Sample]:
         """Return every planned sample: the requested repeats, then those added since."""
+        if self.part is not None:
+            return self._repeats(self.part * self.config.repeats, (self.part + 1) * self.config.repeats)
         planned, made = self.config.repeats, self.run_dir.manifest.get("repeats_made") or 0
         rounds = [self._repeats(0, planned), *(self._repeats(n, n + 1) for n in range(planned, made))]
         return [sample for samples in rounds for sample in samples]
@@ -213,7 +221,8 @@ class RunLoop(ABC):
     def _note_resumption(self, total: int, todo: int) -> None:
         if not self.run_dir.rows:
             return
-        self.events.on_warning(f"resuming: {total - todo} of {total} samples are done")
+        if self.part is None or todo < total:
+            self.events.on_warning(f"resuming: {total - todo} of {total} samples are done")
         if not todo and self.goal is None:  # second passes at most, which are not timed
             *before, last = self.run_dir.manifest["sessions"]
             self.run_dir.update(sessions=[*before, {**last, "measures": False}])
@@ -272,6 +281,7 @@ class Session(RunLoop):
             suite_edition=self.data.edition,
             suite_hash=self.data.content_hash,
             status="ok",
+            session=self.part or 0,
         )
 
     def _make(self, sample: Sample) -> None:

@@ -107,7 +107,7 @@ class LocalSession(Session):
         # what the methods declared, read once: a later answer of a plugin may be another one
         self.methods = {entry["label"]: entry for entry in run_dir.manifest["methods"]}
         super().__init__(config, data, list(self.methods), run_dir, events, output.goal)
-        self.suite = suite
+        self.suite, self.part = suite, output.session
         self.target, self.decoders, self.recording = target, decoders, output.recording
         self.dropped = {x: entry.get("error", "") for x, entry in self.methods.items() if x not in decoders}
         self.targets = {label: decoder.target for label, decoder in decoders.items()}

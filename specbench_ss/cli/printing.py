@@ -42,6 +42,7 @@ from specbench_ss.results.text import MISSING, cut, format_number, format_speedu
 from specbench_ss.runs.config import verification_text
 from specbench_ss.runs.records import Run
 from specbench_ss.stats.intervals import FEWEST
+from specbench_ss.stats.pairs import Pairs
 
 COLUMNS = (  # keys of the columns of the ranking
     "method", "speedup", "speedup_interval", "decode_speedup", "mean_acceptance_length", "acceptance_rate",
@@ -118,6 +119,7 @@ def print_verbose(results: Results, console: Console) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     config, rows, n_repeats = results.config, results.rows, int(results.config["repeats"])
     repeats = f", {n_repeats} repeats" if n_repeats > 1 else ""
+    repeats += f" in {results.run.sessions} sessions" if results.run.sessions > 1 else ""
     tasks = [by_speed(list(group)) for name, group in groupby(rows, key=lambda row: row.task) if name != OVERALL]
     overall = by_speed(results.overall)
     every = ranking_columns(config)
@@ -137,6 +139,11 @@ def print_verbose(results: Results, console: Console) -> None:
 
 
 def _notes_of(results: Results, overall: Sequence[SummaryRow]) -> Iterator[str]:
+    run = results.run
+    for row in overall if run.sessions > 1 else ():
+        if row.comparison not in ("baseline", "invalid"):
+            each = Pairs(run.of(row.method), run.of(run.baseline)).session_speedups()
+            yield f"{row.method}: speedup by session {', '.join(map(format_speedup, each))}"
     yield from notes(results.rows, results.config, short=True)
     if results.run.judged_scores:
         yield f"judge: score of 10 by {results.run.judge}, a mean over questions"

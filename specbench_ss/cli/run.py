@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import typer
 
 from specbench_ss.bench.build_config import asked_run
+from specbench_ss.bench.sessions import run_sessions
 from specbench_ss.cli import run_output
 from specbench_ss.cli.run_both import run_both
 from specbench_ss.cli.shared import interrupted, read, take_options, to_go_on
@@ -27,6 +29,10 @@ def command(ctx: typer.Context, **given: Any) -> None:
         run_output.describe(run_output.plan_of(config, where, access), where, access)
         return
     try:
+        if where.sessions > 1:
+            run_sessions(options, where, ["ssbench", *sys.argv[1:]], shown=True)
+            run_output.show(run_output.finished(where.out), options.open, options.fail_on, _form(options))
+            return
         run_output.run(config, where, access, options.open, options.fail_on, _form(options))
     except KeyboardInterrupt:
         raise interrupted(to_go_on(where.out, access.hidden if access else redacted_words)) from None

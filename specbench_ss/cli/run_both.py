@@ -13,7 +13,7 @@ from specbench_ss.bench import server_run as serving
 from specbench_ss.bench.build_config import asked_run, options_of_methods
 from specbench_ss.cli.parity import print_parity
 from specbench_ss.cli.report import write_report
-from specbench_ss.cli.run_output import Form, checked, describe, exit_on, measure_plan, present, record
+from specbench_ss.cli.run_output import Form, checked, describe, exit_on, finished, make_plan, present, record
 from specbench_ss.cli.shared import interrupted, print_json, to_go_on
 from specbench_ss.errors import UserError
 from specbench_ss.results.analysis import Results
@@ -27,6 +27,8 @@ def run_both(options: RunOptions, form: Form) -> None:
 
     The servers are measured before the methods: they return all their memory at the end, and this process would not.
     """
+    if options.sessions > 1:
+        raise UserError("--sessions does not go with --servers: leave one of them out")
     config, where, access = asked_run(options.part((SERVER,)))  # first, since the next call loads the plugins
     own_config, own, _ = asked_run(options_of_methods(options))
     assert access is not None and access.launch is not None
@@ -48,8 +50,8 @@ def run_both(options: RunOptions, form: Form) -> None:
         return
     try:
         with _naming(out):
-            of_servers = measure_plan(served, where, access)
-            of_methods = measure_plan(plan, own)
+            of_servers = finished(make_plan(served, where, access))
+            of_methods = finished(make_plan(plan, own))
         show_both(of_methods, of_servers, pairs, options, form)
     except KeyboardInterrupt:
         raise interrupted(to_go_on(out)) from None

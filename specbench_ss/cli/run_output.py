@@ -176,7 +176,7 @@ def describe(plan: AnyPlan, where: OutputOptions, access: Access | None = None) 
         *([("note", rule)] if (rule := verification_text(config.as_dict())) else []),
         *([("at a time", ", ".join(map(str, (1, *config.concurrency))))] if config.concurrency else []),
         *([("rates", ", ".join(str(load) for load in config.loads if load.rate))] if config.rate else []),
-        ("samples", str(plan.samples * (1 + len(config.loads)))),
+        ("samples", str(plan.samples * (1 + len(config.loads)) * where.sessions)),
         ("time", "the run prints an estimate after the warm-up"),
         ("out", str(where.out)),
     ]
@@ -237,6 +237,11 @@ def run(
 
 
 def measure(config: RunConfig, where: OutputOptions, access: Access | None = None) -> Results:
+    """Make the run, or resume it, and show its progress; return what it stored."""
+    return finished(make(config, where, access))
+
+
+def make(config: RunConfig, where: OutputOptions, access: Access | None = None) -> Path:
     """Make the run, or resume it, and show its progress. User errors are raised before anything is measured."""
     reading = threading.Timer(SILENT_S, print, [f"reading {config.model or 'the model'} ..."], {"file": sys.stderr})
     reading.start()
@@ -244,18 +249,19 @@ def measure(config: RunConfig, where: OutputOptions, access: Access | None = Non
         plan = plan_of(config, where, access)
     finally:
         reading.cancel()
-    return measure_plan(plan, where, access)
+    return make_plan(plan, where, access)
 
 
-def measure_plan(plan: AnyPlan, where: OutputOptions, access: Access | None = None) -> Results:
-    """Make a checked run, or resume it, and show its progress; read what it stored, and write its Parquet files."""
-    results = load_run(_make(plan, where, access))
+def finished(path: Path) -> Results:
+    """Return what a run stored, and write its Parquet files."""
+    results = load_run(path)
     if problem := results.write_parquet():
         print(f"ssbench: warning: {problem}", file=sys.stderr)
     return results
 
 
-def _make(plan: AnyPlan, where: OutputOptions, access: Access | None) -> Path:
+def make_plan(plan: AnyPlan, where: OutputOptions, access: Access | None = None) -> Path:
+    """Make a checked run, or resume it, and show its progress."""
     command = ["ssbench", *sys.argv[1:]]
     if isinstance(plan, serving.Plan):
         assert access is not None

@@ -426,9 +426,20 @@ def _of_times(
     sums = [of.by_question() for of in times]
     strata, processes = times[0].strata, sum(of.processes for of in times)
     speedups = _ratio(
-        "speedup", [(ref_s, own_n, ref_n, own_s) for ref_s, ref_n, own_s, own_n in sums], strata, processes
+        "speedup",
+        [(ref_s, own_n, ref_n, own_s) for ref_s, ref_n, own_s, own_n in sums],
+        strata,
+        processes,
+        [apart for of in times for apart in of.sessions()],
     )
-    rates = _ratio("tokens_per_s", [(own_n, own_s) for _, _, own_s, own_n in sums], strata, len(times))
+    single = sum(of.n_sessions == 1 for of in times)
+    rates = _ratio(
+        "tokens_per_s",
+        [(own_n, own_s) for _, _, own_s, own_n in sums],
+        strata,
+        single,
+        [of.pace(of.own) for of in times if of.n_sessions > 1],
+    )
     if apart:
         only_threads = set(apart) <= {"threads", USABLE}
         named = ", ".join(f"{name} {values}" for name, values in apart.items())
@@ -488,13 +499,15 @@ def _answer(row: SampleRecord) -> object:
     return row.token_ids if row.token_ids is not None else row.text
 
 
-def _ratio(metric: str, sides: Sequence[Sequence[Floats]], strata: Strata, processes: int) -> Change:
+def _ratio(
+    metric: str, sides: Sequence[Sequence[Floats]], strata: Strata, processes: int, sessions: Sequence[Floats] = ()
+) -> Change:
     """Compare a ratio of products of sums. sides: of each run the numerators, then the denominators: [questions]."""
     (a, b), half = sides, len(sides[0]) // 2
     before, after = (_over(side[:half], side[half:]) for side in sides)
     if before is None or after is None:
         return Change(before, after, None, None, TOO_FEW)
-    around = ratio_interval((*b[:half], *a[half:]), (*b[half:], *a[:half]), processes, strata)
+    around = ratio_interval((*b[:half], *a[half:]), (*b[half:], *a[:half]), processes, strata, sessions)
     changed = None if around is None else (around[0] - 1, around[1] - 1)
     return Change(before, after, after / before - 1, changed, _verdict(metric, changed))
 

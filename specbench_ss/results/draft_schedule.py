@@ -156,7 +156,7 @@ def _as_fast(run: Run, entries: Sequence[ScheduleEntry]) -> list[ScheduleEntry]:
     """
     fastest, *others = sorted(entries, key=lambda entry: -entry.speedup)
     samples = [requests_of(run, entry.method, _load(entry)) for entry in (fastest, *others)]
-    seconds, tokens, strata = together(samples)
+    seconds, tokens, strata, _ = together(samples)
     if seconds.shape[1] < FEWEST:
         return [fastest]
     intervals = pairwise(seconds, tokens, strata, run.processes, simultaneous=False)

@@ -63,11 +63,14 @@ def rank_ranges(run: Run, summaries: Sequence[SummaryRow]) -> Mapping[str, RankR
     """
     rows = contenders(summaries)
     labels = [row.method for row in sorted(rows, key=lambda row: -(row.speedup or 0.0))]
-    seconds, tokens, strata = together([run.of(label) for label in (*labels, run.baseline)])
-    if seconds.shape[1] < FEWEST:
+    all_of = together([run.of(label) for label in (*labels, run.baseline)])
+    if all_of.seconds.shape[1] < FEWEST:
         return {}
     found = {}
-    *ratios_of, _ = pairwise(seconds, tokens, strata, run.processes)  # how many times as fast as each other
+    several = all_of.sessions.shape[1] > 1
+    *ratios_of, _ = pairwise(  # how many times as fast as each other
+        *all_of[:3], 0 if several else run.processes, sessions=all_of.sessions
+    )
     for label, (*ratios, over_baseline) in zip(labels, ratios_of, strict=True):
         faster, slower = sum(high < 1 for _, high in ratios), sum(low > 1 for low, _ in ratios)
         level = [other for other, (low, high) in zip(labels, ratios, strict=True) if low <= 1 <= high]

@@ -127,7 +127,7 @@ def comparable(run: Run, label: str) -> list[list[SampleRecord]]:
     repeats: dict[Any, list[SampleRecord]] = defaultdict(list)
     for row in sorted(run.of(label), key=lambda row: row.repeat):
         if row.ok and not row.n_reruns:
-            repeats[row.question_id, row.turn, _history(run, row), tuple(row.token_ids or ())].append(row)
+            repeats[row.question_id, row.turn, row.session, _history(run, row), tuple(row.token_ids or ())].append(row)
     return [same for same in repeats.values() if len(same) > 1]
 
 

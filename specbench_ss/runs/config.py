@@ -177,7 +177,8 @@ class OutputOptions:
 
     optional: labels of methods that are skipped, with a message, if they do not support the model. recording: extra
     recordings. timeout: seconds after which a sample fails; None = never. goal: stopping rule; None = the requested
-    repeats. workers: None = this process. goodput: limits of a request in ms, by the names of `GOODPUT`.
+    repeats. workers: None = this process. goodput: limits of a request in ms, by the names of `GOODPUT`. sessions:
+    number of processes that each make all repeats. session: that of this process, from 0; None = the only one.
     """
 
     out: Path
@@ -188,6 +189,8 @@ class OutputOptions:
     goal: StoppingRule | None = None
     workers: Workers | None = None
     goodput: Mapping[str, float] | None = None
+    sessions: int = 1
+    session: int | None = None
 
 
 def decoding(config: Mapping[str, Any]) -> str:

@@ -104,7 +104,7 @@ METHOD = _struct_type(
 )
 SESSION = _struct_type(
     {"started": str, "environment": ENVIRONMENT},
-    {"workers": _list_of(_struct_type({"machine": str, "environment": ENVIRONMENT})), "measures": bool},
+    {"workers": _list_of(_struct_type({"machine": str, "environment": ENVIRONMENT})), "measures": bool, "session": int},
 )
 LIMITS = _struct_type(
     {},
@@ -150,6 +150,7 @@ OPTIONAL = {  # added during the run
     "warnings": list[str],
     "sessions": _list_of(SESSION),
     "repeats_made": int | None,
+    "n_sessions": int | None,
     "baseline": str | None,
     # shapes: SHAPE if it has a number of bytes; traces: TRACE if it has a timeline
     "machine": _struct_type({}, {"limits": LIMITS | None, "shapes": dict[str, JsonObject | None] | None}) | None,

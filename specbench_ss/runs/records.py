@@ -327,6 +327,7 @@ class SampleRecord(KeyedRecord):
     eager_fallback_reason: Col[
         str | None, "reason of these fallbacks; empty without one, missing without CUDA graphs"
     ] = None
+    session: Col[Count, "process of the run that measured it, from 0; another one only with `--sessions`"] = 0
 
     @property
     def load(self) -> Load:
@@ -510,8 +511,14 @@ class Run:
 
     @property
     def repeats(self) -> int:
-        """Return the number of repeats: as requested, or more for narrow intervals."""
-        return int(self.manifest.get("repeats_made") or self.manifest["config"]["repeats"])
+        """Return the number of repeats in all sessions: as requested, or more for narrow intervals."""
+        requested = self.manifest["config"]["repeats"] * self.sessions
+        return int(self.manifest.get("repeats_made") or requested)
+
+    @property
+    def sessions(self) -> int:
+        """Return the number of processes that each make all repeats."""
+        return int(self.manifest.get("n_sessions") or 1)
 
     @property
     def categories(self) -> list[str]:

@@ -32,6 +32,7 @@ from specbench_ss import storage, user_files
 from specbench_ss.engine.decoder import Step
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.runs.config import OutputOptions
+from specbench_ss.runs.environment import between_sessions
 from specbench_ss.runs.manifest import MANIFEST, read_manifest, same_run
 from specbench_ss.runs.output_match import FAILED
 from specbench_ss.runs.records import (
@@ -249,10 +250,14 @@ class RunDir:
             on_error.callback(os.close, lock_fd)
             if resuming:
                 manifest = same_run(path, manifest)
-                rows, compared_keys = _recover(path, manifest)
+                _check_sessions(where, manifest)
+                rows, compared_keys = _recover(path, manifest, where.session)
                 for name in PARQUET:  # outdated from now on
                     (path / name).unlink(missing_ok=True)
-            else:
+            if where.session is not None:
+                *before, last = manifest["sessions"]
+                manifest |= {"n_sessions": where.sessions, "sessions": [*before, {**last, "session": where.session}]}
+            if not resuming:
                 storage.write_json(path / MANIFEST, manifest)
             run_dir = cls(path, manifest, rows, compared_keys, lock_fd)
             run_dir._questions = questions or read_questions(path)
@@ -496,8 +501,28 @@ def read_verdicts(path: Path) -> list[OutputMatch]:
     return latest(storage.scan(path / OUTPUT_MATCH, read_output_match)[0])
 
 
-def _recover(path: Path, manifest: Mapping[str, Any]) -> tuple[list[SampleRecord], list[Key]]:
+def _check_sessions(where: OutputOptions, manifest: Mapping[str, Any]) -> None:
+    """Raise UserError if the sessions of a resumed run would be others, or under other conditions."""
+    have = manifest.get("n_sessions") or 1
+    if where.sessions < have:
+        raise UserError(f"--resume: the run in {where.out} has {have} sessions; use --sessions {have}")
+    if where.session is None:
+        return
+    if manifest.get("repeats_made"):
+        raise UserError(f"--sessions: the run in {where.out} has the repeats of --target-ci; use another --out")
+    if changed := between_sessions(dict(manifest)):
+        raise UserError(
+            f"--sessions: the run in {where.out} was made under other conditions ({', '.join(changed)}); "
+            "use another --out"
+        )
+
+
+def _recover(
+    path: Path, manifest: Mapping[str, Any], session: int | None = None
+) -> tuple[list[SampleRecord], list[Key]]:
     """Truncate incomplete last lines; return the successful samples and the keys with a verdict.
+
+    session: failed samples of other sessions are returned too, since only this one is made.
 
     A sample whose steps are lost becomes a failed one, so that steps of another attempt are never taken for its own.
     Verdicts on a failed sample or reference do not count, since a resumed run may replace them.
@@ -520,9 +545,10 @@ def _recover(path: Path, manifest: Mapping[str, Any]) -> tuple[list[SampleRecord
     for name, read in readers.items():
         storage.cut(path / name, read)
     good = [row for row in measured if row.ok]
+    failed = [row for row in measured if not row.ok and session not in (None, row.session)]
     done = {row.key for row in good}
     current = (v for v in verdicts if v.key in done and compared_with(v, manifest) in done)
-    return good, [verdict.key for verdict in current if verdict.reason not in FAILED]
+    return [*good, *failed], [verdict.key for verdict in current if verdict.reason not in FAILED]
 
 
 @contextlib.contextmanager

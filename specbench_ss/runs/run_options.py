@@ -237,6 +237,12 @@ class RunOptions(CommandOptions):
         modes=MODEL_MODES,
     )
     repeats: Count = _how(1, "Number of times that every method decodes each prompt.")
+    sessions: Count = _how(
+        1,
+        "Number of fresh processes, one after the other, that each load the model and make all --repeats. Intervals "
+        "then cover how much processes differ; use at least 3. Not with --target-ci, --batch-size, servers or Ray.",
+        modes=(PROCESS,),
+    )
     target_ci: Annotated[float, Gt(TIMING_FLOOR), Lt(1)] | None = _how(
         None,
         "Repeat until the half-width of every speedup's 95% CI is at most this share of it, as 0.02 or 2%, or until "

@@ -63,18 +63,29 @@ class Estimate:
         return self.value - half, self.value + half
 
 
-def estimate(value: float, influences: Floats, shares: Floats, strata: Strata | None = None) -> Estimate:
+def estimate(
+    value: float, influences: Floats, shares: Floats, strata: Strata | None = None, sessions: Sequence[Floats] = ()
+) -> Estimate:
     """Return a statistic with its standard error from the influences of the questions within strata.
 
     influences: [n], derivative of the statistic by the weight of each question. shares: [n], to which the standard
-    deviation of an influence is taken to be proportional, for the degrees of freedom alone.
+    deviation of an influence is taken to be proportional, for the degrees of freedom alone. sessions: of each
+    run with several processes [processes], by how much the times of each move the statistic, with sum 0.
+
+    Both variances contain the noise of single times, so their sum is too large if processes do not differ. The degrees
+    of freedom of the sum are those of Satterthwaite (1946).
     """
     at = np.zeros(len(influences), np.int64) if strata is None else strata
     size = np.bincount(at)
     apart = influences - (np.bincount(at, influences) / size)[at]
     # k / (k - 1) in each stratum: deviations from a mean of k questions are too small by that
     variance = float((np.bincount(at, apart**2) * (size / (size - 1))).sum())
-    return Estimate(value, math.sqrt(variance), freedom(shares, at))
+    degrees = freedom(shares, at)
+    parts = [(variance, degrees)]
+    parts += [(float((one**2).sum()) * len(one) / (len(one) - 1), len(one) - 1.0) for one in sessions if len(one) > 1]
+    if len(parts) > 1 and (total := sum(part for part, _ in parts)):
+        variance, degrees = total, total**2 / sum(part**2 / of for part, of in parts)
+    return Estimate(value, math.sqrt(variance), degrees)
 
 
 def freedom(shares: Floats, strata: Strata) -> float:
@@ -94,31 +105,38 @@ def speedup_interval(
     own_tokens: Floats,
     strata: Strata | None = None,
     processes: int = 1,
+    sessions: Sequence[Floats] = (),
 ) -> Interval | None:
     """Return the 95% interval of (ref_s / ref_tokens) / (own_s / own_tokens) over questions [n]; None below FEWEST."""
-    return ratio_interval((ref_s, own_tokens), (ref_tokens, own_s), processes, strata)
+    return ratio_interval((ref_s, own_tokens), (ref_tokens, own_s), processes, strata, sessions)
 
 
 def ratio_interval(
-    above: Sequence[Floats], below: Sequence[Floats], processes: int = 0, strata: Strata | None = None
+    above: Sequence[Floats],
+    below: Sequence[Floats],
+    processes: int = 0,
+    strata: Strata | None = None,
+    sessions: Sequence[Floats] = (),
 ) -> Interval | None:
     """Return the 95% interval of a product of sums over questions [n] over another; None below FEWEST.
 
     processes: how many took the times in it; each adds TIMING_FLOOR. All values must be positive. strata: of the
-    questions; None: questions of one task.
+    questions; None: questions of one task. sessions: as `estimate` takes them.
     """
     if len(above[0]) < FEWEST:
         return None
-    found = log_ratio(above, below, strata)
+    found = log_ratio(above, below, strata, sessions)
     low, high = found.around(more=processes * math.log1p(TIMING_FLOOR))
     return math.exp(low), math.exp(high)
 
 
-def log_ratio(above: Sequence[Floats], below: Sequence[Floats], strata: Strata | None = None) -> Estimate:
+def log_ratio(
+    above: Sequence[Floats], below: Sequence[Floats], strata: Strata | None = None, sessions: Sequence[Floats] = ()
+) -> Estimate:
     """Return the logarithm of a product of sums over questions [n] over another, with its error."""
     over, under = ([column / column.sum() for column in columns] for columns in (above, below))
     value = sum(math.log(column.sum()) for column in above) - sum(math.log(column.sum()) for column in below)
-    return estimate(value, np.add.reduce(over) - np.add.reduce(under), np.add.reduce([*over, *under]), strata)
+    return estimate(value, np.add.reduce(over) - np.add.reduce(under), np.add.reduce([*over, *under]), strata, sessions)
 
 
 def mean_interval(differences: Floats, strata: Strata | None = None) -> Interval | None:
@@ -135,17 +153,20 @@ def pairwise(
     strata: Strata | None = None,
     processes: int = 1,
     simultaneous: bool = True,
+    sessions: Floats | None = None,
 ) -> list[list[Interval]]:
     """Return for methods i and j, at [i][j], the 95% interval of how many times as fast i is as j.
 
     seconds, tokens: [methods, questions], at least FEWEST questions. simultaneous: all intervals hold together in 95%
-    of runs, else each one does.
+    of runs, else each one does. sessions: [methods, sessions], by how much each process moves the logarithm of a
+    method's seconds per token.
     """
     m, more = len(seconds), processes * math.log1p(TIMING_FLOOR)
     tail = tail_of_each(m) if simultaneous else 1 - LEVEL
 
     def ratio(i: int, j: int) -> Interval:
-        low, high = log_ratio((seconds[j], tokens[i]), (tokens[j], seconds[i]), strata).around(tail, more)
+        apart = () if sessions is None else (sessions[j] - sessions[i],)
+        low, high = log_ratio((seconds[j], tokens[i]), (tokens[j], seconds[i]), strata, apart).around(tail, more)
         return math.exp(low), math.exp(high)
 
     above = {(i, j): ratio(i, j) for i in range(m) for j in range(i + 1, m)}

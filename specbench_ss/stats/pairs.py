@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,8 @@ class Sample(Protocol):
     def method(self) -> str: ...
     @property
     def repeat(self) -> int: ...
+    @property
+    def session(self) -> int: ...
     @property
     def question_id(self) -> str: ...
     @property
@@ -66,13 +68,19 @@ class Pairs(Generic[S]):
     """Samples of a method and a baseline on the prompts that both answered.
 
     own, other: the samples of both, in the same order. questions: ids. strata: of the questions, by task. own_s,
-    own_tokens, other_s, other_tokens: [prompts], means over repeats. processes: how many took the times; None: two of
-    servers, else one.
+    own_tokens, other_s, other_tokens: [prompts], means over repeats. n_sessions: number of processes that measured
+    all of it. processes: how many took the times, whose effects are not measured: none with several sessions; None:
+    two of servers, else one.
     """
 
     def __init__(self, samples: Iterable[S], baseline: Iterable[S], *, processes: int | None = None) -> None:
         self.own, self.other = _paired(samples, baseline)
+        numbers = sorted({sample.session for sample in self.own})
+        self.n_sessions = max(1, len(numbers))
+        self._session = np.searchsorted(numbers, [sample.session for sample in self.own])  # of each sample
         self.processes = processes or (2 if any(sample.counted for sample in self.own) else 1)
+        if self.n_sessions > 1:
+            self.processes = 0
         prompts = list(dict.fromkeys((sample.question_id, sample.turn) for sample in self.own))
         self.questions = list(dict.fromkeys(question for question, _ in prompts))
         number = {question: i for i, question in enumerate(self.questions)}
@@ -116,11 +124,30 @@ class Pairs(Generic[S]):
     def log_speedup(self) -> Estimate:
         """Return the logarithm of `speedup` with its error. Needs FEWEST questions."""
         other_s, other_tokens, own_s, own_tokens = self.by_question()
-        return log_ratio((other_s, own_tokens), (other_tokens, own_s), self.strata)
+        return log_ratio((other_s, own_tokens), (other_tokens, own_s), self.strata, self.sessions())
 
     def interval(self) -> Interval | None:
         """Return the 95% interval of `speedup`."""
-        return speedup_interval(*self.by_question(), self.strata, self.processes)
+        return speedup_interval(*self.by_question(), self.strata, self.processes, self.sessions())
+
+    def sessions(self) -> tuple[Floats, ...]:
+        """Return by how much each session moves the logarithm of `speedup` [sessions], with sum 0; () for one."""
+        return (self.pace(self.other) - self.pace(self.own),) if self.n_sessions > 1 else ()
+
+    def pace(self, samples: Sequence[S]) -> Floats:
+        """Return by how much each session moves the logarithm of seconds per token [sessions].
+
+        samples: `own` or `other`.
+        """
+        seconds, tokens = (np.array([getattr(s, name) for s in samples], np.float64) for name in ("wall_s", "tokens"))
+        return self._moved(seconds) - self._moved(tokens)
+
+    def session_speedups(self) -> list[float]:
+        """Return the speedup of each session alone."""
+        both = list(zip(self.own, self.other, self._session.tolist(), strict=True))
+        parts = ([pair[:2] for pair in both if pair[2] == n] for n in range(self.n_sessions))
+        made = (Pairs(*zip(*part, strict=True)).speedup() for part in parts if part)
+        return [speedup for speedup in made if speedup is not None]
 
     def faster_than(self, other_s: Floats) -> Interval | None:
         """Return the 95% interval of other seconds / the method's. other_s: [samples], in their order.
@@ -133,7 +160,11 @@ class Pairs(Generic[S]):
         estimate = float(other.sum() / measured.sum())
         if estimate <= 1:
             return estimate, estimate
-        return ratio_interval((other,), (measured,), self.processes, self.strata)
+        apart: tuple[Floats, ...] = ()
+        if self.n_sessions > 1:
+            own_s = np.array([sample.wall_s or 0.0 for sample in self.own])
+            apart = (self._moved(np.asarray(other_s, np.float64), False) - self._moved(own_s, False),)
+        return ratio_interval((other,), (measured,), self.processes, self.strata, apart)
 
     def geomean(self) -> float | None:
         """Return the geometric mean over prompts of the ratio of seconds per token."""
@@ -147,6 +178,19 @@ class Pairs(Generic[S]):
         a, b, c, d = self.by_question()
         return float((d / c).mean() / (b / a).mean()) if len(a) else None
 
+    def _moved(self, values: Floats, means: bool = True) -> Floats:
+        """Return by how much each session moves the logarithm of a sum over prompts [sessions]. values: [samples].
+
+        These are deviations from the mean of each prompt, so that sessions may lack prompts. means: the sum is one of
+        means over the repeats of a prompt, else of all repeats.
+        """
+        many = np.bincount(self._prompt)
+        mean = _grouped(self._prompt, values) / many
+        apart, total = values - mean[self._prompt], float((mean if means else values).sum())
+        if means:
+            apart = apart / many[self._prompt]
+        return _grouped(self._session, apart / total, self.n_sessions)
+
     def _mean(self, samples: Sequence[S], name: str) -> Floats:
         values = np.array([getattr(sample, name) for sample in samples], dtype=np.float64)
         return _grouped(self._prompt, values) / np.bincount(self._prompt)
@@ -159,8 +203,21 @@ def tau_of(samples: Sequence[Sample]) -> float | None:
     return mean_acceptance_length(sum(sample.later for sample in samples), known)
 
 
-def together(samples: Sequence[Sequence[S]]) -> tuple[Floats, Floats, Strata]:
-    """Return seconds and tokens of every method [methods, questions], and the strata of the questions.
+class Together(NamedTuple):
+    """Methods on the prompts that all of them answered.
+
+    seconds, tokens: [methods, questions]. strata: of the questions. sessions: [methods, sessions], by how much each
+    session moves the logarithm of a method's seconds per token.
+    """
+
+    seconds: Floats
+    tokens: Floats
+    strata: Strata
+    sessions: Floats
+
+
+def together(samples: Sequence[Sequence[S]]) -> Together:
+    """Return seconds, tokens and sessions of every method.
 
     Only prompts count that all methods answered. samples: of each method, at least one.
     """
@@ -170,7 +227,7 @@ def together(samples: Sequence[Sequence[S]]) -> tuple[Floats, Floats, Strata]:
     pairs = [Pairs(shared, of_method) for of_method in samples]
     sums = [one.by_question() for one in pairs]
     seconds, tokens = (np.stack([of[column] for of in sums]) for column in (0, 1))
-    return seconds, tokens, pairs[0].strata
+    return Together(seconds, tokens, pairs[0].strata, np.stack([one.pace(one.other) for one in pairs]))
 
 
 def _paired(samples: Iterable[S], baseline: Iterable[S]) -> tuple[list[S], list[S]]:
