@@ -113,7 +113,7 @@ RUN = ["--methods", "pld", "--tasks", "qa", "--limit", "1", "--max-new-tokens", 
 
 
 def test_a_run_stopped_in_its_second_session_is_completed(tmp_path: Path) -> None:
-    """Ctrl-C reaches the process of the session; the first session is not made again, and nothing is there twice."""
+    """Ctrl-C reaches the process of the session; no sample of the first session is repeated."""
     out = tmp_path / "run"
     command = [sys.executable, "-m", "specbench_ss", "run", *RUN, "--out", str(out)]
     parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
