@@ -29,6 +29,7 @@ from specbench_ss.bench.build_config import Access
 from specbench_ss.bench.run_loop import RunCallbacks
 from specbench_ss.bench.server_launch import check_programs, starts
 from specbench_ss.cli.printing import print_answer, print_concurrency, print_short, print_verbose
+from specbench_ss.cli.questions_needed import questions_needed
 from specbench_ss.cli.report import open_in_browser, write_report
 from specbench_ss.cli.shared import LiveView, fail, print_json
 from specbench_ss.engine.logits_processors import settings_note
@@ -177,6 +178,11 @@ def describe(plan: AnyPlan, where: OutputOptions, access: Access | None = None) 
         *([("at a time", ", ".join(map(str, (1, *config.concurrency))))] if config.concurrency else []),
         *([("rates", ", ".join(str(load) for load in config.loads if load.rate))] if config.rate else []),
         ("samples", str(plan.samples * (1 + len(config.loads)) * where.sessions)),
+        *(
+            [("precision", questions_needed(config, data, where.goal.target_ci, where.out.parent))]
+            if where.goal
+            else []
+        ),
         ("time", "the run prints an estimate after the warm-up"),
         ("out", str(where.out)),
     ]

@@ -246,7 +246,8 @@ class RunOptions(CommandOptions):
     target_ci: Annotated[float, Gt(TIMING_FLOOR), Lt(1)] | None = _how(
         None,
         "Repeat until the half-width of every speedup's 95% CI is at most this share of it, as 0.02 or 2%, or until "
-        "more repeats cannot narrow it. --repeats is the minimum.",
+        "more repeats cannot narrow it. --repeats is the minimum. With --dry-run: state how many questions this needs, "
+        "by the newest run with the same settings in the folder of --out.",
         metavar="HALF-WIDTH",
         parser=read_share,
     )

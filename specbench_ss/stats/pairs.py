@@ -121,10 +121,14 @@ class Pairs(Generic[S]):
         a, b, c, d = (float(column.sum()) for column in self.by_question())
         return a / b / (c / d) if b and c and d else None
 
-    def log_speedup(self) -> Estimate:
-        """Return the logarithm of `speedup` with its error. Needs FEWEST questions."""
+    def log_speedup(self, between_sessions: bool = True) -> Estimate:
+        """Return the logarithm of `speedup` with its error. Needs FEWEST questions.
+
+        between_sessions: with the variance between several sessions, else that of questions alone.
+        """
         other_s, other_tokens, own_s, own_tokens = self.by_question()
-        return log_ratio((other_s, own_tokens), (other_tokens, own_s), self.strata, self.sessions())
+        sessions = self.sessions() if between_sessions else ()
+        return log_ratio((other_s, own_tokens), (other_tokens, own_s), self.strata, sessions)
 
     def interval(self) -> Interval | None:
         """Return the 95% interval of `speedup`."""

@@ -62,14 +62,19 @@ def widest_ci(rows: Sequence[S], labels: Sequence[str], repeats: int) -> Width:
 
     labels: of its methods, its reference first.
     """
+    made = widths(rows, labels, repeats)
+    if not made:
+        return Width(labels[0], None, None)
+    return max(made, key=lambda width: math.inf if width.half is None else width.half)
+
+
+def widths(rows: Sequence[S], labels: Sequence[str], repeats: int) -> list[Width]:
+    """Return the width of each method's interval, as `widest_ci` has them."""
     of_method: dict[str, list[S]] = {label: [] for label in labels}
     for row in rows:
         if row.repeat < repeats and row.method in of_method:
             of_method[row.method].append(row)
-    made = [_width(label, of_method[label], of_method[labels[0]]) for label in labels[1:]]
-    if not made:
-        return Width(labels[0], None, None)
-    return max(made, key=lambda width: math.inf if width.half is None else width.half)
+    return [_width(label, of_method[label], of_method[labels[0]]) for label in labels[1:]]
 
 
 def _width(label: str, own: Sequence[S], ref: Sequence[S]) -> Width:
@@ -79,9 +84,12 @@ def _width(label: str, own: Sequence[S], ref: Sequence[S]) -> Width:
         return Width(label, None, None)
     half = (around[1] - around[0]) / 2 / speedup
     share = repeats_share(times)
+    of_questions = times.log_speedup(between_sessions=False)
     floor = min(half, times.processes * TIMING_FLOOR)
+    if times.n_sessions > 1:
+        floor = max(0.0, half - of_questions.around()[1] + of_questions.value)
     at_best = None if share is None else floor + (half - floor) * math.sqrt(1 - share)
-    return Width(label, half, at_best, len(times.questions), times.log_speedup().freedom, floor)
+    return Width(label, half, at_best, len(times.questions), of_questions.freedom, floor)
 
 
 def repeats_share(pairs: Pairs[S]) -> float | None:

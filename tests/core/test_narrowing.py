@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from itertools import count
 from pathlib import Path
 
@@ -13,17 +15,22 @@ from specbench_ss.bench.build_config import stopping_rule_of
 from specbench_ss.bench.schedule import method_order, plan
 from specbench_ss.bench.stopping import why_stop
 from specbench_ss.cli.main import main
+from specbench_ss.cli.questions_needed import questions_needed
 from specbench_ss.errors import UserError
 from specbench_ss.options import MethodSpec
 from specbench_ss.results.sample_checks import unfinished
 from specbench_ss.runs.config import RunConfig, StoppingRule
+from specbench_ss.runs.manifest import MANIFEST
 from specbench_ss.runs.records import SampleRecord
 from specbench_ss.runs.run_dir import read_run
 from specbench_ss.runs.run_options import RunOptions, read_share
 from specbench_ss.stats import precision
 from specbench_ss.stats.pairs import Pairs
-from specbench_ss.stats.precision import advice, repeats_share, widest_ci
+from specbench_ss.stats.precision import advice, repeats_share, widest_ci, widths
+from specbench_ss.suite import SuiteData
+from tests.conftest import MakeRun
 from tests.core.test_runner import ASKED, Bench
+from tests.fabricated import CATEGORIES
 
 LABELS = ("ar", "m")
 
@@ -191,6 +198,25 @@ def test_a_run_without_a_goal_is_as_before_and_may_be_continued_with_one(tmp_pat
     again = Repeating(tmp_path)
     again.goal = None
     assert again.run(resume=True).repeats == 3 and not again.calls
+
+
+def test_a_dry_run_states_how_many_questions_a_target_needs(make_run: MakeRun, tmp_path: Path) -> None:
+    labels, target = ("ar", "ss", "medusa"), 0.03
+    config = RunConfig(tuple(map(MethodSpec, labels)))
+    run = make_run(questions=12)
+    data = SuiteData("specbench", "generated", tuple(read_run(run).questions), 64)
+    assert "not known" in questions_needed(config, data, target, tmp_path)  # its settings are others
+    manifest = json.loads((run / MANIFEST).read_text())
+    manifest["config"] |= config.as_dict()
+    (run / MANIFEST).write_text(json.dumps(manifest))
+    stated = questions_needed(config, data, target, tmp_path)
+    found = re.findall(r"(\w+) had ±0\.\d+ with 48 and needs about (\d+) questions \(--limit (\d+)\)", stated)
+    assert [name for name, _, _ in found] == ["ss", "medusa"]
+    for name, questions, limit in found:
+        assert int(questions) <= int(limit) * len(CATEGORIES) < int(questions) + len(CATEGORIES)
+        larger = read_run(make_run(questions=int(limit), seed=1))
+        (width,) = widths(larger.rows, ["ar", name], 1)
+        assert width.half == pytest.approx(target, rel=0.15)
 
 
 def test_goals() -> None:
