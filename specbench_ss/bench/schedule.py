@@ -86,6 +86,29 @@ def williams(n: int) -> list[list[int]]:
     return rows + [row[::-1] for row in rows] if n % 2 and n > 1 else rows
 
 
+def question_blocks(questions: Sequence[Question], number: int) -> dict[str, int]:
+    """Return the block of each question, from 0: `number` blocks of about as many questions of every task.
+
+    Fewer questions than blocks give as many blocks as questions.
+    """
+    tasks = list(dict.fromkeys(question.category for question in questions))
+    by_task = sorted(questions, key=lambda question: tasks.index(question.category))
+    return {question.id: i % number for i, question in enumerate(by_task)}
+
+
+def turns_of_servers(servers: Sequence[str], blocks: int, seed: int) -> list[tuple[str, ...]]:
+    """Return the order in which servers take turns in each block.
+
+    Blocks form pairs: the first server begins the first block of a pair, and the second block has the reverse order.
+    With an even number of blocks all servers have the same mean place, so that a linear drift of the machine cancels.
+    """
+    first, others, turns = servers[0], servers[1:], list[tuple[str, ...]]()
+    for block in range(blocks):
+        order = (first, *(method_order(others, block // 2, seed) if others else ()))
+        turns.append(order[::-1] if block % 2 else order)
+    return turns
+
+
 def sample_seed(seed: int, question_id: str, turn: int, repeat: int) -> int:
     """Return the sampling seed for one prompt and repeat, the same for every method; in [0, 2**63)."""
     digest = hashlib.sha256(f"{seed}\0{question_id}\0{turn}\0{repeat}".encode()).digest()

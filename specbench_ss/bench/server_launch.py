@@ -356,9 +356,9 @@ def check_programs(plan: LaunchPlan) -> None:
 
 
 def starts(plan: LaunchPlan, questions: int, levels: int) -> int:
-    """Return how often servers start: in each block, for each load level, and the baseline at the end."""
-    servers, size = len(plan.endpoints), max(1, -(-questions // plan.blocks))
-    return (servers * -(-questions // size) + 1 if servers > 1 else 1) + servers * levels
+    """Return how often servers start: in each block, for each load level, and the baseline at an end without it."""
+    servers, blocks = len(plan.endpoints), min(plan.blocks, questions)
+    return (servers * blocks + blocks % 2 if servers > 1 else 1) + servers * levels
 
 
 def described(endpoint: Endpoint) -> dict[str, Any]:

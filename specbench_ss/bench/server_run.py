@@ -20,7 +20,14 @@ from specbench_ss.bench import run_loop
 from specbench_ss.bench.build_config import MODEL, Access
 from specbench_ss.bench.preflight import check_questions, count_samples
 from specbench_ss.bench.run_loop import ConcurrencySweep, RunCallbacks, Session, Watch, unwatched
-from specbench_ss.bench.schedule import Sample, arrivals, method_order, warmup_messages
+from specbench_ss.bench.schedule import (
+    Sample,
+    arrivals,
+    question_blocks,
+    sample_seed,
+    turns_of_servers,
+    warmup_messages,
+)
 from specbench_ss.bench.server_client import (
     MALFORMED,
     MAX_SILENT_TOKENS,
@@ -41,7 +48,7 @@ from specbench_ss.engine.decoder import Step
 from specbench_ss.errors import UserError, did_you_mean, error_text
 from specbench_ss.runs.config import Endpoint, Load, OutputOptions, RunConfig
 from specbench_ss.runs.environment import busy
-from specbench_ss.runs.manifest import check_same_config, manifest_of
+from specbench_ss.runs.manifest import check_same_config, manifest_of, read_manifest
 from specbench_ss.runs.output_match import not_compared
 from specbench_ss.runs.records import ConcurrencyResult, OutputMatch, SampleRecord, counted
 from specbench_ss.runs.run_dir import RunDir, check_out, read_run
@@ -244,15 +251,18 @@ AS_SERVED = "as served"  # number format and device of a served model
 
 
 def manifest_for(
-    config: RunConfig, data: SuiteData, probed: Sequence[ProbedServer], command: Sequence[str]
+    config: RunConfig, data: SuiteData, probed: Sequence[ProbedServer], command: Sequence[str], blocks: int | None
 ) -> Mapping[str, Any]:
-    """Return the manifest of a run that is about to start, as JSON-ready data. probed: empty if it starts servers."""
+    """Return the manifest of a run that is about to start, as JSON-ready data.
+
+    probed: empty if the run starts servers. blocks: of questions, in which they take turns; else None.
+    """
     baseline = config.endpoints[0].label
     model = dict.fromkeys(("hash", "parameters", "context_length", "chat_template"))
     model |= {"name": probed[0].server.model if probed else MODEL, "dtype": AS_SERVED, "device": AS_SERVED}
     servers: list[ProbedServer | Endpoint] = [*probed, *(one for one in config.endpoints if one.command)]
     methods = [_entry(one, baseline) for one in servers]
-    return manifest_of(config, data, command, model, methods) | {"baseline": baseline}
+    return manifest_of(config, data, command, model, methods) | {"baseline": baseline, "blocks": blocks}
 
 
 def _entry(one: ProbedServer | Endpoint, baseline: str) -> dict[str, Any]:
@@ -431,8 +441,9 @@ IN_A_ROW = 3  # failed requests after which the server's availability is checked
 class ServedSession(Session):
     """Session with served engines; answers are compared with those of the first server.
 
-    Servers that the run starts itself answer a block of questions each in turn. The baseline is first in every block,
-    since later turns continue its answers, and is started again at the end.
+    Servers that the run starts itself answer a block of questions each in turn, in an order that the manifest
+    determines. Later turns continue the baseline's answers. Where the baseline is the last one of a block, these are
+    answers that it gave ahead, untimed, in the block before, which the manifest keeps.
     """
 
     run_dir: RunDir
@@ -452,6 +463,10 @@ class ServedSession(Session):
         self.fleet, self.timeout = fleet, output.timeout
         self._failed: Counter[str] = Counter()
         self._proved: Counter[str] = Counter()  # sampled tokens that were compared
+        blocks = run_dir.manifest.get("blocks")
+        self._block: Mapping[str, int] = {}  # of each question
+        if blocks:
+            self._block = question_blocks(data.questions, blocks if len(self.labels) > 1 else 1)
 
     @property
     def baseline(self) -> str:
@@ -506,20 +521,62 @@ class ServedSession(Session):
         if self.fleet.plan is None:
             super().run_pending(samples)
             return
-        visited = False
-        for number, block in enumerate(_blocks(samples, self.fleet.plan.blocks)):
-            others = [label for label in method_order(self.labels, number, self.config.seed) if label != self.baseline]
-            for label in (self.baseline, *others):
-                own = [sample for sample in block if sample.method == label]
-                if any(sample.key not in self.run_dir.rows for sample in own) or self._untested(own):
-                    self._visit(label, own)
-                    visited = True
+        visited, number = False, 1 + max(self._block.values())
+        blocks = [[s for s in samples if self._block[s.question.id] == block] for block in range(number)]
+        for block, turns in enumerate(turns_of_servers(self.labels, number, self.config.seed)):
+            own = {label: [sample for sample in blocks[block] if sample.method == label] for label in turns}
+            pending = [label for label in turns if self._is_pending(own[label])]
+            if pending and len(turns) > 1:
+                self.fleet.stop()  # each block has processes of its own
+            if pending and block % 2:
+                self._answer_ahead(blocks[block])
+            for label in pending:
+                self._visit(label, own[label])
+                if label == self.baseline and not block % 2 and block + 1 < number:
+                    self._answer_ahead(blocks[block + 1])
+            visited = visited or bool(pending)
         uncompared = [s for s in samples if s.key not in self.run_dir.compared_keys and not self._is_reference(s)]
         if (visited or uncompared) and self.ready(self.baseline):
             if visited:
                 self._measure_drift(samples)
             for sample in uncompared:
                 self._judge(sample)
+
+    def _is_pending(self, own: Sequence[Sample]) -> bool:
+        """Return whether samples of a server are missing, or were not compared."""
+        return any(sample.key not in self.run_dir.rows for sample in own) or self._untested(own)
+
+    def _answer_ahead(self, block: Sequence[Sample]) -> None:
+        """Keep the baseline's answers that later turns of a block continue which the baseline ends."""
+        kept = self.run_dir.manifest.get("histories", {})
+        questions = {sample.question.id: sample.question for sample in block if sample.turn}
+        missing = [one for one in questions.values() if one.id not in kept]
+        if self.config.history == "own" or not missing or (server := self.ready(self.baseline)) is None:
+            return
+        answers: dict[str, list[str]] = {}
+        for question in missing:
+            self.events.on_sample_start(self.baseline, f"{question.id}, to be continued")
+            given = list[str]()
+            try:
+                for turn in range(len(question.turns) - 1):
+                    parameters = self.settings(sample_seed(self.config.seed, question.id, turn, 0))
+                    given.append(server.ask(question.messages(given), parameters, self.timeout).text)
+            except AnswerError as e:  # its later turns fail, and --resume makes them
+                self.warn_and_keep(f"{self.baseline} failed on {question.id}, which others continue: {error_text(e)}")
+                if fault := self.fleet.fault(wait_s=1.0):
+                    self._stop_and_drop(self.baseline, fault)
+            else:
+                answers[question.id] = given
+        self.run_dir.update(histories=kept | answers)
+
+    def history(self, sample: Sample) -> list[str]:
+        ahead = self.config.history != "own" and self._block.get(sample.question.id, 0) % 2
+        if not (ahead and sample.turn):
+            return super().history(sample)
+        kept = self.run_dir.manifest.get("histories", {}).get(sample.question.id)
+        if kept is None:
+            raise LookupError(f"no answer of {self.baseline} to continue: it failed")
+        return list(kept[: sample.turn])
 
     def _is_reference(self, sample: Sample) -> bool:
         """Return whether a greedy output is what all others of its prompt are compared with."""
@@ -541,7 +598,8 @@ class ServedSession(Session):
 
     def _measure_drift(self, samples: Sequence[Sample]) -> None:
         """Store how much longer the baseline's tokens take at the end of the run, without the first of each output."""
-        rows = [self.run_dir.rows[s.key] for s in samples if s.method == self.baseline and s.turn == 0]
+        first = [s for s in samples if s.method == self.baseline and s.turn == 0 and not self._block[s.question.id]]
+        rows = [self.run_dir.rows[sample.key] for sample in first]
         chosen = [row for row in rows if row.ok and row.tpot_s][:DRIFT]
         by_id = {question.id: question for question in self.data.questions}
         before, after, prompts = 0.0, 0.0, 0
@@ -578,7 +636,7 @@ class ServedSession(Session):
             except AnswerError:
                 self._failed[server.label] += 1
                 raise
-        blank.ended = time.time()
+        blank.ended, blank.block = time.time(), self._block.get(sample.question.id)
         answer.count_tokens(server.tokenize)
         after = server.counters_with(before, answer.tokens)
         self._failed[sample.method] = 0
@@ -636,15 +694,6 @@ class ServedSession(Session):
         ServedConcurrencySweep(self, self.run_dir).make()
 
 
-def _blocks(samples: Sequence[Sample], number: int) -> Iterator[list[Sample]]:
-    """Yield the samples in blocks of about as many questions each."""
-    questions = list(dict.fromkeys(sample.question.id for sample in samples))
-    size = max(1, -(-len(questions) // number))
-    block = {id: i // size for i, id in enumerate(questions)}
-    for i in range(-(-len(questions) // size)):
-        yield [sample for sample in samples if block[sample.question.id] == i]
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A checked run. samples: number of samples with one request in flight."""
@@ -691,7 +740,10 @@ def measure(
         if access.launch is not None:
             stack.enter_context(ending_with_signals())
         probed = [about(server, probe(server, parameters)) for server in servers]
-        manifest = dict(manifest_for(config, data, probed, access.hidden(command)))
+        blocks = access.launch and access.launch.blocks
+        if check_out(output):
+            _check_same_blocks(output.out, blocks)
+        manifest = dict(manifest_for(config, data, probed, access.hidden(command), blocks))
         run_dir = stack.enter_context(RunDir.open(output, manifest, data.questions))
         if output.goodput:
             run_dir.update(goodput=dict(output.goodput))
@@ -701,6 +753,15 @@ def measure(
         events = stack.enter_context(watch(PreparedRun(plan=plan, run_dir=run_dir, found=probed)))
         ServedSession(config, plan.suite, data, fleet, run_dir, events, output).run()
         return run_dir.path
+
+
+def _check_same_blocks(path: Path, blocks: int | None) -> None:
+    """Raise UserError if the servers of a run that is resumed would take turns in another order."""
+    before = read_manifest(path).get("blocks")
+    if blocks and before is None:
+        raise UserError(f"--resume: the servers of the run in {path} took turns in an earlier order; use another --out")
+    if blocks != before:
+        raise UserError(f"--resume: the run in {path} has {before} blocks, not {blocks}; set blocks: {before}")
 
 
 def _connect_started(run_dir: RunDir, parameters: Mapping[str, Any], timeout_s: float, endpoint: Endpoint) -> Server:

@@ -425,12 +425,14 @@ def _of_times(
         return dict.fromkeys(("speedup", "tokens_per_s"), voided)
     sums = [of.by_question() for of in times]
     strata, processes = times[0].strata, sum(of.processes for of in times)
+    blocks = list({one.tobytes(): one for of in times for one in of.blocks}.values())  # equal ones of both runs once
     speedups = _ratio(
         "speedup",
         [(ref_s, own_n, ref_n, own_s) for ref_s, ref_n, own_s, own_n in sums],
         strata,
         processes,
         [apart for of in times for apart in of.sessions()],
+        blocks,
     )
     single = sum(of.n_sessions == 1 for of in times)
     rates = _ratio(
@@ -439,6 +441,7 @@ def _of_times(
         strata,
         single,
         [of.pace(of.own) for of in times if of.n_sessions > 1],
+        blocks,
     )
     if apart:
         only_threads = set(apart) <= {"threads", USABLE}
@@ -500,14 +503,19 @@ def _answer(row: SampleRecord) -> object:
 
 
 def _ratio(
-    metric: str, sides: Sequence[Sequence[Floats]], strata: Strata, processes: int, sessions: Sequence[Floats] = ()
+    metric: str,
+    sides: Sequence[Sequence[Floats]],
+    strata: Strata,
+    processes: int,
+    sessions: Sequence[Floats] = (),
+    blocks: Sequence[Strata] = (),
 ) -> Change:
     """Compare a ratio of products of sums. sides: of each run the numerators, then the denominators: [questions]."""
     (a, b), half = sides, len(sides[0]) // 2
     before, after = (_over(side[:half], side[half:]) for side in sides)
     if before is None or after is None:
         return Change(before, after, None, None, TOO_FEW)
-    around = ratio_interval((*b[:half], *a[half:]), (*b[half:], *a[:half]), processes, strata, sessions)
+    around = ratio_interval((*b[:half], *a[half:]), (*b[half:], *a[:half]), processes, strata, sessions, blocks)
     changed = None if around is None else (around[0] - 1, around[1] - 1)
     return Change(before, after, after / before - 1, changed, _verdict(metric, changed))
 

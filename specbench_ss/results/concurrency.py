@@ -47,8 +47,8 @@ class ConcurrencyRow:
     speedup_interval: Col[Interval | None, Ends("speedup", "×")]
     comparison: Col[
         Comparison | None,
-        "by that interval: `baseline`, `faster`, `slower`, `not significant`, `insufficient data`, or `invalid`; "
-        "both are missing with a rate",
+        "by that interval: `baseline`, `faster`, `slower`, `not significant`, `insufficient data` (also of a level "
+        "that ran once), or `invalid`; both are missing with a rate",
     ]
     mean_acceptance_length: Col[Number, "τ; of a server by its metrics, missing if not reported", "tokens"]
     acceptance_rate: Col[
@@ -116,7 +116,7 @@ def _row(run: Run, label: str, load: Load, baseline: Sequence[SampleRecord], pla
     met = sum(_within(row, limits) for row in good) if limits else None
     tokens, throughput = int(total(good, "tokens")), safe_div(total(good, "tokens"), wall_s)
     itself = label == run.baseline
-    times = Pairs(asked, baseline, processes=run.processes)
+    times = Pairs(asked, baseline, processes=run.processes, levels=not alone)
     closed = load.rate is None  # else the arrivals set the throughput, and requests wait for each other
     around = times.interval() if closed and not itself else None
     verdict: Comparison | None = "baseline" if itself else compare(around) if closed else None

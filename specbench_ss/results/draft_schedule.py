@@ -40,13 +40,14 @@ class DraftSchedule:
     """Speedups of servers by requests in flight, and the recommended servers.
 
     levels: measured numbers of requests in flight; a level without entries is off. vllm_groups: those that are served
-    by vLLM with several k.
+    by vLLM with several k. once: numbers of requests in flight that were measured once, for which nothing is known.
     """
 
     levels: tuple[int, ...]
     entries: tuple[ScheduleEntry, ...]
     vllm_groups: tuple[str, ...]
     repeats: int
+    once: tuple[int, ...] = ()
 
     @property
     def choices(self) -> dict[int, ScheduleEntry | None]:
@@ -65,6 +66,8 @@ class DraftSchedule:
 
     def text(self) -> str:
         """Return the recommended servers, as in 'eagle3: k=4 at 1 in flight, k=2 at 4, off from 8'."""
+        if self.once:
+            return f"{self._text()} ({_span(self.once)} in flight measured once: --repeats 3)"
         return self._text() + (" (one repeat; --repeats 2 shows whether it holds)" if self.repeats == 1 else "")
 
     def _text(self) -> str:
@@ -96,20 +99,23 @@ def draft_schedule(run: Run, rows: Sequence[ConcurrencyRow], invalid: Collection
     if not several or _speculates(run):
         return None
     places = {label: (group, k) for group, depths in groups.items() for label, k in depths.items()}
-    levels, entries, failed = list[int](), list[ScheduleEntry](), 0
+    levels, entries, failed, once = list[int](), list[ScheduleEntry](), 0, list[int]()
     for row in rows or level_rows(run, Load()):
         if row.concurrency is None:
             continue
         if row.is_baseline:  # the first row of its level
             failed = row.failed
-            levels += [row.concurrency] if row.tokens else []
+            if row.tokens:
+                (levels if run.repeats > 1 or row.load == Load() else once).append(row.concurrency)
         elif row.method not in invalid and row.failed <= failed and row.speedup and row.speedup_interval:
             entries.append(
                 ScheduleEntry(row.concurrency, row.method, *places[row.method], row.speedup, row.speedup_interval)
             )
     software = {entry["label"]: entry.get("served", {}).get("software") for entry in run.manifest["methods"]}
     of_vllm = [group for group in several if any(software.get(label) == VLLM for label in groups[group])]
-    return DraftSchedule(tuple(levels), _judged(run, entries), tuple(of_vllm), run.repeats) if entries else None
+    if not entries:
+        return None
+    return DraftSchedule(tuple(levels), _judged(run, entries), tuple(of_vllm), run.repeats, tuple(once))
 
 
 def _groups(run: Run) -> Mapping[str, Mapping[str, int | None]]:
@@ -156,10 +162,10 @@ def _as_fast(run: Run, entries: Sequence[ScheduleEntry]) -> list[ScheduleEntry]:
     """
     fastest, *others = sorted(entries, key=lambda entry: -entry.speedup)
     samples = [requests_of(run, entry.method, _load(entry)) for entry in (fastest, *others)]
-    seconds, tokens, strata, _ = together(samples)
-    if seconds.shape[1] < FEWEST:
+    found = together(samples, levels=_load(fastest) != Load())
+    if found.seconds.shape[1] < FEWEST:
         return [fastest]
-    intervals = pairwise(seconds, tokens, strata, run.processes, simultaneous=False)
+    intervals = pairwise(*found[:3], run.processes, simultaneous=False, sessions=found.sessions, blocks=found.blocks)
     over_others = intervals[0][1:]  # how many times as fast the fastest one is
     return [fastest, *(entry for entry, (low, _) in zip(others, over_others, strict=True) if low <= 1)]
 

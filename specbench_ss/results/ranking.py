@@ -69,7 +69,7 @@ def rank_ranges(run: Run, summaries: Sequence[SummaryRow]) -> Mapping[str, RankR
     found = {}
     several = all_of.sessions.shape[1] > 1
     *ratios_of, _ = pairwise(  # how many times as fast as each other
-        *all_of[:3], 0 if several else run.processes, sessions=all_of.sessions
+        *all_of[:3], 0 if several else run.processes, sessions=all_of.sessions, blocks=all_of.blocks
     )
     for label, (*ratios, over_baseline) in zip(labels, ratios_of, strict=True):
         faster, slower = sum(high < 1 for _, high in ratios), sum(low > 1 for low, _ in ratios)

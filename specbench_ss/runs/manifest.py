@@ -151,6 +151,8 @@ OPTIONAL = {  # added during the run
     "sessions": _list_of(SESSION),
     "repeats_made": int | None,
     "n_sessions": int | None,
+    "blocks": int | None,
+    "histories": dict[str, list[str]],
     "baseline": str | None,
     # shapes: SHAPE if it has a number of bytes; traces: TRACE if it has a timeline
     "machine": _struct_type({}, {"limits": LIMITS | None, "shapes": dict[str, JsonObject | None] | None}) | None,

@@ -328,6 +328,10 @@ class SampleRecord(KeyedRecord):
         str | None, "reason of these fallbacks; empty without one, missing without CUDA graphs"
     ] = None
     session: Col[Count, "process of the run that measured it, from 0; another one only with `--sessions`"] = 0
+    block: Col[
+        Count | None,
+        "servers that the run starts: block of questions, from 0, in which the servers took turns; else missing",
+    ] = None
 
     @property
     def load(self) -> Load:

@@ -64,16 +64,22 @@ class Estimate:
 
 
 def estimate(
-    value: float, influences: Floats, shares: Floats, strata: Strata | None = None, sessions: Sequence[Floats] = ()
+    value: float,
+    influences: Floats,
+    shares: Floats,
+    strata: Strata | None = None,
+    sessions: Sequence[Floats] = (),
+    blocks: Sequence[Strata] = (),
 ) -> Estimate:
     """Return a statistic with its standard error from the influences of the questions within strata.
 
     influences: [n], derivative of the statistic by the weight of each question. shares: [n], to which the standard
     deviation of an influence is taken to be proportional, for the degrees of freedom alone. sessions: of each
-    run with several processes [processes], by how much the times of each move the statistic, with sum 0.
+    run with several processes [processes], by how much the times of each move the statistic, with sum 0. blocks: of
+    each run whose processes measured different questions [n], the process of each question.
 
-    Both variances contain the noise of single times, so their sum is too large if processes do not differ. The degrees
-    of freedom of the sum are those of Satterthwaite (1946).
+    The variances over questions and over sessions contain the noise of single times, so their sum is too large if
+    processes do not differ. The degrees of freedom of the sum are those of Satterthwaite (1946).
     """
     at = np.zeros(len(influences), np.int64) if strata is None else strata
     size = np.bincount(at)
@@ -83,9 +89,30 @@ def estimate(
     degrees = freedom(shares, at)
     parts = [(variance, degrees)]
     parts += [(float((one**2).sum()) * len(one) / (len(one) - 1), len(one) - 1.0) for one in sessions if len(one) > 1]
+    parts += [part for one in blocks if (part := _between_blocks(apart, at, one))[0]]
     if len(parts) > 1 and (total := sum(part for part, _ in parts)):
         variance, degrees = total, total**2 / sum(part**2 / of for part, of in parts)
     return Estimate(value, math.sqrt(variance), degrees)
+
+
+def _between_blocks(apart: Floats, strata: Strata, blocks: Strata) -> tuple[float, float]:
+    """Return the variance of the sum of influences by differences of blocks, and its degrees of freedom.
+
+    It is what questions within blocks do not explain, by an analysis of variance (Henderson 1953, method 3): blocks
+    that divide the questions differ by their questions too. apart: [n], influences less the mean of their stratum.
+    """
+    n, size = len(apart), np.bincount(strata)
+    member = np.eye(int(blocks.max()) + 1)[blocks]  # [n, blocks]
+    by_stratum = np.stack([np.bincount(strata, column) for column in member.T], axis=1) / size[:, None]
+    inside = member - by_stratum[strata]
+    moved, _, rank, _ = np.linalg.lstsq(inside, apart, rcond=None)
+    left = n - len(size) - int(rank)
+    if not rank or left < 1:  # one block, or blocks of one question, whose differences are those of questions
+        return 0.0, 1.0
+    explained = float(((inside @ moved) ** 2).sum())
+    within = (float((apart**2).sum()) - explained) / left
+    of_block = max(0.0, explained - rank * within) / float((inside**2).sum())
+    return of_block * float((member.sum(0) ** 2).sum()), float(rank)
 
 
 def freedom(shares: Floats, strata: Strata) -> float:
@@ -106,9 +133,10 @@ def speedup_interval(
     strata: Strata | None = None,
     processes: int = 1,
     sessions: Sequence[Floats] = (),
+    blocks: Sequence[Strata] = (),
 ) -> Interval | None:
     """Return the 95% interval of (ref_s / ref_tokens) / (own_s / own_tokens) over questions [n]; None below FEWEST."""
-    return ratio_interval((ref_s, own_tokens), (ref_tokens, own_s), processes, strata, sessions)
+    return ratio_interval((ref_s, own_tokens), (ref_tokens, own_s), processes, strata, sessions, blocks)
 
 
 def ratio_interval(
@@ -117,26 +145,32 @@ def ratio_interval(
     processes: int = 0,
     strata: Strata | None = None,
     sessions: Sequence[Floats] = (),
+    blocks: Sequence[Strata] = (),
 ) -> Interval | None:
     """Return the 95% interval of a product of sums over questions [n] over another; None below FEWEST.
 
     processes: how many took the times in it; each adds TIMING_FLOOR. All values must be positive. strata: of the
-    questions; None: questions of one task. sessions: as `estimate` takes them.
+    questions; None: questions of one task. sessions, blocks: as `estimate` takes them.
     """
     if len(above[0]) < FEWEST:
         return None
-    found = log_ratio(above, below, strata, sessions)
+    found = log_ratio(above, below, strata, sessions, blocks)
     low, high = found.around(more=processes * math.log1p(TIMING_FLOOR))
     return math.exp(low), math.exp(high)
 
 
 def log_ratio(
-    above: Sequence[Floats], below: Sequence[Floats], strata: Strata | None = None, sessions: Sequence[Floats] = ()
+    above: Sequence[Floats],
+    below: Sequence[Floats],
+    strata: Strata | None = None,
+    sessions: Sequence[Floats] = (),
+    blocks: Sequence[Strata] = (),
 ) -> Estimate:
     """Return the logarithm of a product of sums over questions [n] over another, with its error."""
     over, under = ([column / column.sum() for column in columns] for columns in (above, below))
     value = sum(math.log(column.sum()) for column in above) - sum(math.log(column.sum()) for column in below)
-    return estimate(value, np.add.reduce(over) - np.add.reduce(under), np.add.reduce([*over, *under]), strata, sessions)
+    influences, shares = np.add.reduce(over) - np.add.reduce(under), np.add.reduce([*over, *under])
+    return estimate(value, influences, shares, strata, sessions, blocks)
 
 
 def mean_interval(differences: Floats, strata: Strata | None = None) -> Interval | None:
@@ -154,19 +188,21 @@ def pairwise(
     processes: int = 1,
     simultaneous: bool = True,
     sessions: Floats | None = None,
+    blocks: Sequence[Strata] = (),
 ) -> list[list[Interval]]:
     """Return for methods i and j, at [i][j], the 95% interval of how many times as fast i is as j.
 
     seconds, tokens: [methods, questions], at least FEWEST questions. simultaneous: all intervals hold together in 95%
     of runs, else each one does. sessions: [methods, sessions], by how much each process moves the logarithm of a
-    method's seconds per token.
+    method's seconds per token. blocks: as `estimate` takes them.
     """
     m, more = len(seconds), processes * math.log1p(TIMING_FLOOR)
     tail = tail_of_each(m) if simultaneous else 1 - LEVEL
 
     def ratio(i: int, j: int) -> Interval:
         apart = () if sessions is None else (sessions[j] - sessions[i],)
-        low, high = log_ratio((seconds[j], tokens[i]), (tokens[j], seconds[i]), strata, apart).around(tail, more)
+        found = log_ratio((seconds[j], tokens[i]), (tokens[j], seconds[i]), strata, apart, blocks)
+        low, high = found.around(tail, more)
         return math.exp(low), math.exp(high)
 
     above = {(i, j): ratio(i, j) for i in range(m) for j in range(i + 1, m)}

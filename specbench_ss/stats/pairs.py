@@ -26,7 +26,10 @@ from specbench_ss.stats.intervals import (
 
 
 class Sample(Protocol):
-    """One output of a method for one prompt. later: tokens of its steps. counted: how a server counted tokens."""
+    """One output of a method for one prompt. later: tokens of its steps. counted: how a server counted tokens.
+
+    session: process that measured it. block: of its question, if other processes measured other questions.
+    """
 
     @property
     def method(self) -> str: ...
@@ -34,6 +37,8 @@ class Sample(Protocol):
     def repeat(self) -> int: ...
     @property
     def session(self) -> int: ...
+    @property
+    def block(self) -> int | None: ...
     @property
     def question_id(self) -> str: ...
     @property
@@ -70,17 +75,22 @@ class Pairs(Generic[S]):
     own, other: the samples of both, in the same order. questions: ids. strata: of the questions, by task. own_s,
     own_tokens, other_s, other_tokens: [prompts], means over repeats. n_sessions: number of processes that measured
     all of it. processes: how many took the times, whose effects are not measured: none with several sessions; None:
-    two of servers, else one.
+    two of servers, else one. levels: the samples are those of a load level, of which each repeat is taken for a
+    session. Its processes may have been the same ones, so they still count.
     """
 
-    def __init__(self, samples: Iterable[S], baseline: Iterable[S], *, processes: int | None = None) -> None:
+    def __init__(
+        self, samples: Iterable[S], baseline: Iterable[S], *, processes: int | None = None, levels: bool = False
+    ) -> None:
         self.own, self.other = _paired(samples, baseline)
-        numbers = sorted({sample.session for sample in self.own})
+        session_of = [sample.repeat if levels else sample.session for sample in self.own]
+        numbers = sorted(set(session_of))
         self.n_sessions = max(1, len(numbers))
-        self._session = np.searchsorted(numbers, [sample.session for sample in self.own])  # of each sample
+        self._session = np.searchsorted(numbers, session_of)  # of each sample
         self.processes = processes or (2 if any(sample.counted for sample in self.own) else 1)
-        if self.n_sessions > 1:
+        if self.n_sessions > 1 and not levels:
             self.processes = 0
+        self._levels = levels
         prompts = list(dict.fromkeys((sample.question_id, sample.turn) for sample in self.own))
         self.questions = list(dict.fromkeys(question for question, _ in prompts))
         number = {question: i for i, question in enumerate(self.questions)}
@@ -100,6 +110,15 @@ class Pairs(Generic[S]):
         """Return the stratum of each question, by its task."""
         task = {sample.question_id: sample.category for sample in self.own}
         return strata_of([task[question] for question in self.questions])
+
+    @cached_property
+    def blocks(self) -> tuple[Strata, ...]:
+        """Return the block of each question [questions], if there are several blocks."""
+        block = {sample.question_id: sample.block for sample in self.own}
+        if self._levels or None in block.values():
+            return ()
+        of_each = [block[question] for question in self.questions]
+        return (np.unique(of_each, return_inverse=True)[1].astype(np.int64),) if len(set(of_each)) > 1 else ()
 
     def by_question(self) -> tuple[Floats, Floats, Floats, Floats]:
         """Return sums by question: the baseline's seconds and tokens, the method's, [questions] each."""
@@ -121,18 +140,20 @@ class Pairs(Generic[S]):
         a, b, c, d = (float(column.sum()) for column in self.by_question())
         return a / b / (c / d) if b and c and d else None
 
-    def log_speedup(self, between_sessions: bool = True) -> Estimate:
+    def log_speedup(self, between_processes: bool = True) -> Estimate:
         """Return the logarithm of `speedup` with its error. Needs FEWEST questions.
 
-        between_sessions: with the variance between several sessions, else that of questions alone.
+        between_processes: with the variance between sessions and between blocks, else that of questions alone.
         """
         other_s, other_tokens, own_s, own_tokens = self.by_question()
-        sessions = self.sessions() if between_sessions else ()
-        return log_ratio((other_s, own_tokens), (other_tokens, own_s), self.strata, sessions)
+        sessions, blocks = (self.sessions(), self.blocks) if between_processes else ((), ())
+        return log_ratio((other_s, own_tokens), (other_tokens, own_s), self.strata, sessions, blocks)
 
     def interval(self) -> Interval | None:
-        """Return the 95% interval of `speedup`."""
-        return speedup_interval(*self.by_question(), self.strata, self.processes, self.sessions())
+        """Return the 95% interval of `speedup`; None for a load level that was measured once."""
+        if self._levels and self.n_sessions == 1:
+            return None
+        return speedup_interval(*self.by_question(), self.strata, self.processes, self.sessions(), self.blocks)
 
     def sessions(self) -> tuple[Floats, ...]:
         """Return by how much each session moves the logarithm of `speedup` [sessions], with sum 0; () for one."""
@@ -168,7 +189,7 @@ class Pairs(Generic[S]):
         if self.n_sessions > 1:
             own_s = np.array([sample.wall_s or 0.0 for sample in self.own])
             apart = (self._moved(np.asarray(other_s, np.float64), False) - self._moved(own_s, False),)
-        return ratio_interval((other,), (measured,), self.processes, self.strata, apart)
+        return ratio_interval((other,), (measured,), self.processes, self.strata, apart, self.blocks)
 
     def geomean(self) -> float | None:
         """Return the geometric mean over prompts of the ratio of seconds per token."""
@@ -211,27 +232,29 @@ class Together(NamedTuple):
     """Methods on the prompts that all of them answered.
 
     seconds, tokens: [methods, questions]. strata: of the questions. sessions: [methods, sessions], by how much each
-    session moves the logarithm of a method's seconds per token.
+    session moves the logarithm of a method's seconds per token. blocks: as `Pairs.blocks`.
     """
 
     seconds: Floats
     tokens: Floats
     strata: Strata
     sessions: Floats
+    blocks: tuple[Strata, ...]
 
 
-def together(samples: Sequence[Sequence[S]]) -> Together:
-    """Return seconds, tokens and sessions of every method.
+def together(samples: Sequence[Sequence[S]], levels: bool = False) -> Together:
+    """Return seconds, tokens, sessions and blocks of every method.
 
-    Only prompts count that all methods answered. samples: of each method, at least one.
+    Only prompts count that all methods answered. samples: of each method, at least one. levels: as `Pairs` takes it.
     """
     shared: Iterable[S] = samples[0]
     for of_method in samples:
         shared = _paired(shared, of_method)[0]
-    pairs = [Pairs(shared, of_method) for of_method in samples]
+    pairs = [Pairs(shared, of_method, levels=levels) for of_method in samples]
     sums = [one.by_question() for one in pairs]
     seconds, tokens = (np.stack([of[column] for of in sums]) for column in (0, 1))
-    return Together(seconds, tokens, pairs[0].strata, np.stack([one.pace(one.other) for one in pairs]))
+    sessions = np.stack([one.pace(one.other) for one in pairs])
+    return Together(seconds, tokens, pairs[0].strata, sessions, pairs[0].blocks)
 
 
 def _paired(samples: Iterable[S], baseline: Iterable[S]) -> tuple[list[S], list[S]]:

@@ -84,9 +84,9 @@ def _width(label: str, own: Sequence[S], ref: Sequence[S]) -> Width:
         return Width(label, None, None)
     half = (around[1] - around[0]) / 2 / speedup
     share = repeats_share(times)
-    of_questions = times.log_speedup(between_sessions=False)
+    of_questions = times.log_speedup(between_processes=False)
     floor = min(half, times.processes * TIMING_FLOOR)
-    if times.n_sessions > 1:
+    if times.n_sessions > 1 or times.blocks:
         floor = max(0.0, half - of_questions.around()[1] + of_questions.value)
     at_best = None if share is None else floor + (half - floor) * math.sqrt(1 - share)
     return Width(label, half, at_best, len(times.questions), of_questions.freedom, floor)

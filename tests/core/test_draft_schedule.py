@@ -88,8 +88,10 @@ def test_the_best_server_of_all_entries_of_the_file_is_chosen() -> None:
     assert found.vllm()["e"]["num_speculative_tokens_per_batch_size"] == [[1, 3, 4], [4, 4, 2]], "of e alone"
 
 
-def served(make_run: MakeRun, pace: dict[str, dict[int, float]], software: str = "vLLM", questions: int = 3) -> Run:
-    """A run of servers with these throughputs over the first one's, and n, which states no k."""
+def served(
+    make_run: MakeRun, pace: dict[str, dict[int, float]], software: str = "vLLM", questions: int = 3, repeats: int = 2
+) -> Run:
+    """A run of servers with these throughputs over the first one's, and n, which states no k. Its repeats are equal."""
     run = read_run(make_run(labels=("ar",), questions=questions))
     plain, entry = run.rows, run.manifest["methods"][0] | {"resolved": {}, "served": {"software": software}}
     run.rows, run.steps = [], Steps.from_samples({})
@@ -102,7 +104,17 @@ def served(make_run: MakeRun, pace: dict[str, dict[int, float]], software: str =
         wall_s = sum(row.wall_s or 0.0 for row in rows) / 4
         steps = sum(row.later for row in rows) // (1 if label == "ar" else 2)
         run.concurrency.append(ConcurrencyResult(label, 4, 0, 0.0, wall_s, wall_s, len(rows), steps))
+    if repeats > 1:
+        repeated(run, run)
     return run
+
+
+def repeated(run: Run, other: Run) -> None:
+    """Add a repeat with the times of another run."""
+    run.manifest["config"]["repeats"] = 2
+    run.rows += [replace(row, repeat=1) for row in other.rows]
+    run.requests += [replace(row, repeat=1) for row in other.requests]
+    run.concurrency += [replace(level, repeat=1) for level in other.concurrency]
 
 
 def _endpoint(label: str) -> dict[str, Any]:
@@ -129,15 +141,30 @@ def test_the_smaller_k_is_chosen_unless_it_is_slower_in_a_paired_comparison(
 
 
 def test_a_server_that_is_faster_in_one_repeat_alone_is_not_chosen(make_run: MakeRun) -> None:
-    run, other = (served(make_run, {**PACE, "e-k2": {1: 1.3, 4: at}}) for at in (3.0, 0.95))
-    run.manifest["config"]["repeats"] = 2
-    run.rows += [replace(row, repeat=1) for row in other.rows]
-    run.requests += [replace(row, repeat=1) for row in other.requests]
-    run.concurrency += [replace(level, repeat=1) for level in other.concurrency]
+    """Repeats of one request at a time are in one process, so the interval does not show it, that of a level does."""
+    paces = ({**PACE, "e-k2": {1: 1.3, 4: at}, "e-k4": {1: at, 4: 0.7}} for at in (3.0, 0.95))
+    run, other = (served(make_run, pace, repeats=1) for pace in paces)
+    repeated(run, other)
     found = draft_schedule(run, concurrency_rows(run), set())
-    assert found and found.text() == "e: k=4 at 1 in flight, off from 4"
-    (entry,) = (entry for entry in found.entries if (entry.method, entry.concurrency) == ("e-k2", 4))
-    assert entry.speedup_interval[0] > 1
+    assert found and found.text() == "e: k=2 at 1 in flight, off from 4"
+    lows = {(entry.method, entry.concurrency): entry.speedup_interval[0] for entry in found.entries}
+    assert lows["e-k4", 1] > 1 and lows["e-k2", 4] < 0.1
+
+
+def test_loads_that_were_measured_once_have_no_interval_and_no_choice(make_run: MakeRun) -> None:
+    run = served(make_run, PACE, repeats=1)
+    rows = {(row.method, row.concurrency): row for row in concurrency_rows(run)}
+    assert rows["e-k2", 1].speedup_interval and rows["e-k2", 1].comparison == "faster"
+    once = rows["e-k2", 4]
+    assert once.speedup == pytest.approx(1.3, abs=0.1) and once.throughput_ratio
+    assert once.speedup_interval is None and once.comparison == "insufficient data"
+    results = analyse(run)
+    text = shown(results)
+    assert "? 1.3" in text and "for a load that was measured once" in text and "concurrency-verdicts" not in text
+    assert results.draft_schedule and results.draft_schedule.text() == (
+        "e: k=4 at 1 in flight (4 in flight measured once: --repeats 3)"
+    )
+    assert results.draft_schedule.vllm() == {"e": {"num_speculative_tokens": 4}}
 
 
 def test_a_baseline_that_drafts_has_no_schedule(make_run: MakeRun) -> None:
@@ -161,7 +188,7 @@ def shown(results: Results) -> str:
     return out.getvalue()
 
 
-TEXT = "e: k=4 at 1 in flight, k=2 at 4 (one repeat; --repeats 2 shows whether it holds)"
+TEXT = "e: k=4 at 1 in flight, k=2 at 4"
 RANGES = {"num_speculative_tokens": 4, "num_speculative_tokens_per_batch_size": [[1, 3, 4], [4, 4, 2]]}
 
 

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 from scipy.special import ndtri
 
-from benchmarks.interval_coverage import DESIGNS, NOISES, covered, significant_pairs, simulate
+from benchmarks.interval_coverage import DESIGNS, NOISES, covered, covered_blocks, significant_pairs, simulate
 from specbench_ss.results.text import interval
 from specbench_ss.stats.intervals import (
     Floats,
@@ -136,6 +136,40 @@ def test_intervals_cover_the_truth(design: str, noise: object) -> None:
     assert isinstance(noise, type(NOISES[0]))
     share, _ = covered(simulate(DESIGNS[design], noise, 1000, RNG(5)))
     assert 0.935 <= share <= 0.985
+
+
+@pytest.mark.parametrize(
+    ("blocks", "process", "drift"), [(2, 0.0, 0.1), (2, 0.01, 0.05), (4, 0.03, 0.0), (4, 0.01, 0.1)]
+)
+def test_intervals_of_servers_that_take_turns_cover_the_truth(blocks: int, process: float, drift: float) -> None:
+    share, with_floor, _ = covered_blocks(DESIGNS["13 x 4"], blocks, process, drift, 500, RNG(7))
+    assert 0.93 <= share <= with_floor and with_floor >= 0.97
+
+
+def test_blocks_that_differ_widen_the_interval_by_what_questions_do_not_explain() -> None:
+    a, b = columns(24)
+    strata, block = np.repeat([0, 1, 2], 8), np.tile([0, 1, 2, 3], 6)
+    plain = log_ratio((a,), (b,), strata)
+    moved = np.array([0.3, -0.3, 0.2, -0.2])
+    apart = log_ratio((a,), (b * np.exp(moved[block]),), strata, blocks=(block,))
+    assert apart.error == pytest.approx(moved.std(ddof=1) / 2, rel=0.3) and apart.freedom < 6  # of a mean of four
+    alone = log_ratio((a,), (b * np.exp(moved[block]),), strata).error
+    assert apart.error > 1.5 * alone > plain.error
+    assert log_ratio((a,), (b,), strata, blocks=(0 * block,)) == plain  # one block
+    assert log_ratio((a,), (b,), strata, blocks=(np.arange(24),)) == plain  # their differences are those of questions
+
+
+def test_the_variance_of_blocks_is_right_on_average() -> None:
+    """Unequal blocks, which lack tasks: the estimate is unbiased, up to its cut at zero."""
+    strata, block = np.repeat([0, 1, 2], [10, 9, 5]), np.array([0, 1, 2] * 6 + [0, 0, 1, 1, 1, 0])
+    sigma, found = 0.2, []
+    for _ in range(300):
+        y = (0.05 * RNG(len(found)).normal(size=24) + sigma * RNG(1000 + len(found)).normal(size=3)[block]) / 24
+        found.append(
+            estimate(0.0, y, np.ones(24), strata, blocks=(block,)).error ** 2
+            - estimate(0.0, y, np.ones(24), strata).error ** 2
+        )
+    assert np.mean(found) == pytest.approx(sigma**2 * ((np.bincount(block) / 24) ** 2).sum(), rel=0.15)
 
 
 def test_tasks_as_strata_narrow_the_interval_of_the_default_run() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,15 @@ def add(run: Run, load: Load, rows: list[SampleRecord]) -> None:
     level = ConcurrencyResult(rows[0].method, load.concurrency, 0, 0.0, 10.0, 10.0, len(rows), rate=load.rate)
     run.concurrency.append(level)
     run.requests += [replace(row, concurrency=load.concurrency, rate=load.rate) for row in rows]
+
+
+def repeat(run: Run, slower: float = 1.0) -> None:
+    """Add a second repeat of every level, in which the method takes this many times as long."""
+    run.manifest["config"]["repeats"] = 2
+    run.concurrency += [replace(level, repeat=1) for level in run.concurrency]
+    for row in [*run.requests]:
+        times = slower if row.method == "ss" else 1.0
+        run.requests.append(replace(row, repeat=1, wall_s=times * (row.wall_s or 0.0)))
 
 
 def test_a_rate_of_two_is_not_a_concurrency_of_two(run: Run) -> None:
@@ -105,6 +115,7 @@ def test_tables_show_rates_and_goodput_where_there_are_some(run: Run, tmp_path: 
 
 def test_only_a_closed_loop_has_a_throughput_ratio_and_a_comparison(run: Run) -> None:
     """The arrivals of an open loop set its throughput, so its ratio would compare the drains of the last requests."""
+    repeat(run)
     for row in concurrency_rows(run):
         closed, baseline = row.rate is None, row.method == "ar"
         assert (row.throughput_ratio is not None) == closed, (row.load, row.method)
@@ -119,5 +130,20 @@ def test_times_of_an_open_loop_are_no_finding(load: Load, run: Run) -> None:
     for row in run.requests:
         if (row.method, row.load) == ("ss", load):
             row.wall_s = 20 * (row.wall_s or 0.0)
+    repeat(run)
     found = [check.name for check in served_checks(run)]
     assert ("concurrency-verdicts" in found) == (load.rate is None)
+
+
+def test_the_interval_of_a_level_covers_how_much_its_repeats_differ(run: Run) -> None:
+    def half(slower: float) -> float:
+        both = replace(run, concurrency=[*run.concurrency], requests=[*run.requests])
+        repeat(both, slower)
+        (row,) = (row for row in concurrency_rows(both) if (row.method, row.load) == ("ss", Load(2)))
+        low, high = row.speedup_interval or (0.0, 0.0)
+        return math.log(high / low) / 2
+
+    single = next(row for row in concurrency_rows(run) if (row.method, row.load) == ("ss", Load()))
+    low, high = single.speedup_interval or (0.0, 0.0)
+    assert half(1.0) == pytest.approx(math.log(high / low) / 2)
+    assert half(1.05) > half(1.0) and half(1.5) > 5 * half(1.05)  # one degree of freedom

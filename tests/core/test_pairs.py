@@ -68,5 +68,5 @@ def test_methods_together_have_the_prompts_that_all_of_them_answered() -> None:
         [sample(q, method, seconds) for q in questions]
         for method, seconds, questions in (("a", 1.0, "uvwx"), ("b", 2.0, "xwvu"), ("c", 3.0, "wuv"))
     ]
-    seconds, tokens, strata, _ = together(samples)
+    seconds, tokens, strata, *_ = together(samples)
     assert seconds.tolist() == [[1.0] * 3, [2.0] * 3, [3.0] * 3] and tokens.shape == (3, 3) and len(strata) == 3

@@ -8,7 +8,16 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from specbench_ss.bench.schedule import arrivals, interleave_tasks, method_order, plan, sample_seed, williams
+from specbench_ss.bench.schedule import (
+    arrivals,
+    interleave_tasks,
+    method_order,
+    plan,
+    question_blocks,
+    sample_seed,
+    turns_of_servers,
+    williams,
+)
 from specbench_ss.suite import Question
 
 QUESTIONS = [Question(f"q{i}", "c", ("one", "two")[: 1 + i % 2]) for i in range(7)]
@@ -65,6 +74,35 @@ def test_methods_are_interleaved_on_each_prompt() -> None:
         block = samples[i : i + 3]
         assert len({(s.question.id, s.turn, s.repeat) for s in block}) == 1
         assert [s.position for s in block] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("blocks", [2, 4, 10])
+@pytest.mark.parametrize("n", [2, 3, 6])
+def test_all_servers_have_the_same_mean_place(n: int, blocks: int) -> None:
+    servers = [f"s{i}" for i in range(n)]
+    turns = turns_of_servers(servers, blocks, seed=3)
+    visits = [server for order in turns for server in order]
+    assert all(set(order) == set(servers) for order in turns) and len(turns) == blocks
+    means = {server: np.mean([i for i, other in enumerate(visits) if other == server]) for server in servers}
+    assert set(means.values()) == {(n * blocks - 1) / 2}
+    assert [order.index("s0") for order in turns] == [0, n - 1] * (blocks // 2)
+
+
+def test_a_server_alone_has_its_turn_and_an_odd_block_begins_with_the_first() -> None:
+    assert turns_of_servers(["s0"], 1, 0) == [("s0",)]
+    assert [order[0] for order in turns_of_servers(["s0", "s1"], 3, 0)] == ["s0", "s1", "s0"]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 99])
+def test_blocks_have_about_as_many_questions_of_every_task(number: int) -> None:
+    sizes = {"a": 7, "b": 4, "c": 1, "d": 12}
+    asked = interleave_tasks([Question(f"{t}{i}", t, ("?",)) for t, many in sizes.items() for i in range(many)])
+    found = question_blocks(asked, number)
+    assert set(found.values()) == set(range(min(number, len(asked))))
+    for chosen in (asked, *([q for q in asked if q.category == task] for task in sizes)):
+        many = Counter(dict.fromkeys(found.values(), 0)) + Counter(found[q.id] for q in chosen)
+        counts = [many[block] for block in set(found.values())]
+        assert max(counts) - min(counts) <= 1
 
 
 def test_sampling_seeds_are_stable_and_distinct() -> None:

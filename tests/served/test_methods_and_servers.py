@@ -122,7 +122,7 @@ def test_a_dry_run_has_both_plans_and_the_pairs(
     assert main(both(file, questions, out, "--dry-run", "--concurrency", "2,3")) == 0
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line]
     assert ["pair", "ar = ar"] in lines and ["server", "plain: sh"] in lines
-    assert [rest.split()[0] for name, rest in lines if name == "starts"] == ["9"]  # 2 blocks, 2 levels, the end
+    assert [rest.split()[0] for name, rest in lines if name == "starts"] == ["8"]  # 2 blocks, 2 levels
     assert [rest for name, rest in lines if name == "out"] == [str(out / METHODS), str(out / SERVERS)]
     assert not out.exists()
     out.mkdir()

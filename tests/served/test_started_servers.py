@@ -78,15 +78,16 @@ def test_servers_answer_the_blocks_in_turn_and_all_ends_with_the_run(
     rows = made.samples.sort_values("started")
     assert set(rows["status"]) == {"ok"} and len(rows) == 10
     visits = [label for i, label in enumerate(rows["method"]) if i == 0 or rows["method"].iloc[i - 1] != label]
-    assert visits == ["plain", "drafting"] * 2
+    assert visits == ["plain", "drafting", "plain"]  # in the second block the baseline is last
+    assert [*rows["block"]] == [0] * 6 + [1] * 4 and made.manifest["blocks"] == 2
     assert set(made.concurrency().query("concurrency == 2")["failed"]) == {0}
     entries = {entry["label"]: entry for entry in made.manifest["methods"]}
     assert (
         "fake_server" in entries["drafting"]["resolved"]["command"] and entries["plain"]["served"]["tokens"] == "usage"
     )
-    assert made.manifest["drift"]["prompts"] == 4 and made.manifest["drift"]["ratio"] > 0
+    assert made.manifest["drift"]["prompts"] == 2 and made.manifest["drift"]["ratio"] > 0
     found = {check.name: check.sentence for check in made.checks}
-    assert "4 prompts repeated" in found["drift"] and "memory" not in found
+    assert "2 prompts repeated" in found["drift"] and "memory" not in found
     assert (tmp_path / "r" / "servers" / "plain.log").exists() and port_free(port)
 
 
