@@ -282,4 +282,4 @@ def test_a_liar_that_fails_leaves_the_headline_to_the_others(questions: Path, tm
     done = made("honest,fails,half-calls", questions, tmp_path / "run")
     rows = summarise(done)
     stated = headline(rows, checks(done, rows), rank_ranges(done, rows))
-    assert stated.startswith("honest ") and stated.endswith(" fails and half-calls failed.")
+    assert "honest" in stated and stated.endswith(" fails and half-calls failed.")  # not which is faster: times are real

@@ -81,7 +81,7 @@ def test_the_baseline_begins_one_block_and_ends_the_next(starts: Starts, tmp_pat
 
 
 def test_later_turns_continue_what_the_baseline_answered_ahead(starts: Starts, tmp_path: Path) -> None:
-    """The word of an answer tells which start gave it: the baseline's first one, for everybody."""
+    """The word of an answer names the start that gave it: the baseline's first one, for everybody."""
     made = measured(starts, tmp_path)
     ahead = made.manifest["histories"]
     assert {name: len(texts) for name, texts in ahead.items()} == {"b": 2, "d": 1}
