@@ -13,7 +13,6 @@ from specbench_ss.results.concurrency import ConcurrencyRow, limits_text
 from specbench_ss.results.cost_model import MachineRow, points, roof_of
 from specbench_ss.results.draft_schedule import ScheduleEntry
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.results.table import WITHOUT_INTERVAL
 from specbench_ss.results.text import MISSING, format_number, format_speedup, interval, percent
 
 
@@ -189,7 +188,9 @@ def in_flight(view: View) -> Table | None:
         Column("× baseline", _throughput, f"tokens/s: method / {baseline}, with as many concurrent requests"),
         Column("speedup", _speedup, f"Time per token of a request: {baseline} / method, paired by prompt"),
         Column(
-            "95 % CI", lambda row: plain(interval(row.speedup_interval)), f"Of that speedup; none {WITHOUT_INTERVAL}"
+            "95 % CI",
+            lambda row: plain(interval(row.speedup_interval)),
+            f"Of that speedup; none {ranking.WITHOUT_INTERVAL}",
         ),
     ]
     columns = [

@@ -38,7 +38,7 @@ MAYBE: Tag = ("within baseline noise: a method that drafts nothing reaches this 
 UNSTABLE: Tag = ("unstable timing: times of the same work differ by more than 10 %", "note")
 LOSSY: Tag = ("lossy: may change outputs, so its speed alone has little meaning", "note")
 ANOTHER_MODEL: Tag = ("decodes another model than the baseline", "note")
-FEW: Tag = ("insufficient data: too few questions for an interval", "note")
+FEW: Tag = (f"insufficient data: no interval {run_ranking.WITHOUT_INTERVAL}", "note")
 ICONS = {"good": "✓", "note": "!", "bad": "✕"}
 NO_RANK = "–"  # of methods slower than the baseline, without an interval, lossy or of another model
 

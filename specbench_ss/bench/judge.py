@@ -11,7 +11,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from itertools import count
@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from specbench_ss.bench.build_config import address
+from specbench_ss.bench.history import HistorySource
 from specbench_ss.bench.server_client import Answer, AnswerError, Server
 from specbench_ss.errors import UserError, known_words
 from specbench_ss.prompt_files import read_rows
@@ -154,8 +155,7 @@ def plan(run: Run, judge: Judge, prompts: Prompts, methods: Sequence[str] = ()) 
     if hidden and SuiteData("", "", tuple(run.questions)).content_hash != run.manifest["suite"]["content_hash"]:
         raise UserError(f"{run.path} has no references until its end; finish the run by --resume first")
     questions = {question.id: question for question in run.questions}
-    rows = {row.key: row for row in run.rows}
-    own = run.manifest["config"].get("history") == "own"
+    source = HistorySource.of(run)
     planned = Plan(judge, prompts.label)
     by = (judge.name, prompts.label, judge.host, judge.max_tokens)
     existing = [v for v in run.judge_verdicts if v.by == by and v.score is not None]
@@ -164,8 +164,7 @@ def plan(run: Run, judge: Judge, prompts: Prompts, methods: Sequence[str] = ()) 
     for row in run.rows:
         if row.text is None or (methods and row.method not in methods):
             continue
-        source = (row.method, row.repeat) if own else (run.baseline, 0)
-        conversation = _conversation_of(row, questions.get(row.question_id), rows, source)
+        conversation = _conversation_of(row, questions.get(row.question_id), source)
         if conversation is None:
             planned.damaged += 1
             continue
@@ -181,22 +180,18 @@ def plan(run: Run, judge: Judge, prompts: Prompts, methods: Sequence[str] = ()) 
     return planned
 
 
-def _conversation_of(
-    row: SampleRecord, question: Question | None, rows: Mapping[Key, SampleRecord], source: tuple[str, int]
-) -> Conversation | None:
-    """Return the conversation of a sample; None if a part of it is lost.
-
-    source: method and repeat of the earlier answers.
-    """
+def _conversation_of(row: SampleRecord, question: Question | None, source: HistorySource) -> Conversation | None:
+    """Return the conversation of a sample; None if a part of it is lost."""
     if question is None or row.turn >= len(question.turns):
         return None
-    earlier = [rows.get((question.id, turn, *source)) for turn in range(row.turn)]
-    if None in earlier:
+    try:
+        before = source.answers(row.key, row.block)
+    except LookupError:
         return None
     upto = question.references[: row.turn + 1] if question.category in WITH_REFERENCE else ()
     references = tuple(texts[0] for texts in upto if texts)
     complete = len(references) == row.turn + 1
-    turns, before = question.turns[: row.turn + 1], [answer.text or "" for answer in earlier if answer]
+    turns = question.turns[: row.turn + 1]
     history = tuple((message.role, message.text) for message in question.history)
     return Conversation(question.category, turns, (*before, row.text or ""), references if complete else (), history)
 

@@ -207,6 +207,11 @@ class Plan:
     loaded: Target | None = None  # the model, if it was given as an object
     dtype_choice: str = ""  # reason of the dtype, if it was measured
 
+    def whole_suite(self) -> SuiteData:
+        """Return the questions of the suite without a limit."""
+        info = _model_info(self.config, self.loaded)
+        return self.suite.load(suite_request(self.config.categories, 0, self.config.data, info))
+
 
 def check(
     config: RunConfig, output: OutputOptions, loaded: Target | None = None, note: Callable[[str], None] = lambda _: None

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Generic, Protocol, TypeVar
 
+from specbench_ss.bench.history import HistorySource
 from specbench_ss.bench.schedule import Sample, interleave_tasks, method_order, plan, sample_seed
 from specbench_ss.bench.stopping import reached, why_stop
 from specbench_ss.bench.timed_sample import frozen_heap
@@ -204,9 +205,9 @@ class RunLoop(ABC):
         return accounted([*self.run_dir.rows.values()])
 
     def _with_speedup(self) -> list[str]:
-        """Return the baseline, then the methods that have outputs and none that is wrong."""
+        """Return the baseline, then the methods that still make outputs and have none that is wrong."""
         wrong = wrong_methods(read_verdicts(self.run_dir.path), self.run_dir.manifest)
-        answering = {row.method for row in self.run_dir.rows.values() if row.ok} - wrong
+        answering = {row.method for row in self.run_dir.rows.values() if row.ok} - wrong - self.dropped.keys()
         return [self.baseline, *(x for x in self.labels if x != self.baseline and x in answering)]
 
     def warn_and_keep(self, text: str) -> None:
@@ -334,15 +335,7 @@ class Session(RunLoop):
 
     def history(self, sample: Sample) -> list[str]:
         """Return the earlier outputs that this turn continues. Raises LookupError if one of them failed."""
-        own = self.config.history == "own"
-        source = (sample.method, sample.repeat) if own else (self.baseline, 0)
-        answers = []
-        for turn in range(sample.turn):
-            row = self.run_dir.rows[(sample.question.id, turn, *source)]
-            if not row.ok or row.text is None:
-                raise LookupError(f"no answer to turn {turn + 1} of {source[0]} to continue: it failed")
-            answers.append(row.text)
-        return answers
+        return HistorySource(self.baseline, self.config.history == "own", self.run_dir.rows).answers(sample.key)
 
     def _judge(self, sample: Sample) -> None:
         """Append the verdict on an output once; compare later repeats of the baseline with its first one.

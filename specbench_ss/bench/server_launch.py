@@ -62,7 +62,7 @@ class _Configuration(msgspec.Struct, forbid_unknown_fields=True):
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     servers: list[_Configuration]
     port: Annotated[int, msgspec.Meta(gt=0, lt=65536)] = 8000
-    blocks: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 2
+    blocks: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 4
     ready_s: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 600.0
 
 
@@ -356,7 +356,10 @@ def check_programs(plan: LaunchPlan) -> None:
 
 
 def starts(plan: LaunchPlan, questions: int, levels: int) -> int:
-    """Return how often servers start: in each block, for each load level, and the baseline at an end without it."""
+    """Return how often servers start.
+
+    They start in each block, for each load level, and once more for the baseline if the number of blocks is odd.
+    """
     servers, blocks = len(plan.endpoints), min(plan.blocks, questions)
     return (servers * blocks + blocks % 2 if servers > 1 else 1) + servers * levels
 

@@ -18,6 +18,7 @@ import msgspec
 from specbench_ss import registry
 from specbench_ss.bench import run_loop
 from specbench_ss.bench.build_config import MODEL, Access
+from specbench_ss.bench.history import HistorySource
 from specbench_ss.bench.preflight import check_questions, count_samples
 from specbench_ss.bench.run_loop import ConcurrencySweep, RunCallbacks, Session, Watch, unwatched
 from specbench_ss.bench.schedule import (
@@ -51,7 +52,7 @@ from specbench_ss.runs.environment import busy
 from specbench_ss.runs.manifest import check_same_config, manifest_of, read_manifest
 from specbench_ss.runs.output_match import not_compared
 from specbench_ss.runs.records import ConcurrencyResult, OutputMatch, SampleRecord, counted
-from specbench_ss.runs.run_dir import RunDir, check_out, read_run
+from specbench_ss.runs.run_dir import BASELINE_ANSWERS, RunDir, check_out, read_baseline_answers, read_run
 from specbench_ss.runs.server_tokens import decode_seconds
 from specbench_ss.suite import Suite, SuiteData, SuiteRequest
 
@@ -442,8 +443,8 @@ class ServedSession(Session):
     """Session with served engines; answers are compared with those of the first server.
 
     Servers that the run starts itself answer a block of questions each in turn, in an order that the manifest
-    determines. Later turns continue the baseline's answers. Where the baseline is the last one of a block, these are
-    answers that it gave ahead, untimed, in the block before, which the manifest keeps.
+    determines. Later turns continue the baseline's answers. In a block in which the baseline runs last, these are
+    untimed answers that it gave in the block before (BASELINE_ANSWERS).
     """
 
     run_dir: RunDir
@@ -467,6 +468,8 @@ class ServedSession(Session):
         self._block: Mapping[str, int] = {}  # of each question
         if blocks:
             self._block = question_blocks(data.questions, blocks if len(self.labels) > 1 else 1)
+        answers = read_baseline_answers(run_dir.path)
+        self._history = HistorySource(self.baseline, config.history == "own", run_dir.rows, answers)
 
     @property
     def baseline(self) -> str:
@@ -528,12 +531,11 @@ class ServedSession(Session):
             pending = [label for label in turns if self._is_pending(own[label])]
             if pending and len(turns) > 1:
                 self.fleet.stop()  # each block has processes of its own
-            if pending and block % 2:
-                self._answer_ahead(blocks[block])
+                self._precompute(block, blocks[block])  # what the block before has not stored
             for label in pending:
                 self._visit(label, own[label])
-                if label == self.baseline and not block % 2 and block + 1 < number:
-                    self._answer_ahead(blocks[block + 1])
+                if label == self.baseline and block + 1 < number:
+                    self._precompute(block + 1, blocks[block + 1])
             visited = visited or bool(pending)
         uncompared = [s for s in samples if s.key not in self.run_dir.compared_keys and not self._is_reference(s)]
         if (visited or uncompared) and self.ready(self.baseline):
@@ -546,37 +548,35 @@ class ServedSession(Session):
         """Return whether samples of a server are missing, or were not compared."""
         return any(sample.key not in self.run_dir.rows for sample in own) or self._untested(own)
 
-    def _answer_ahead(self, block: Sequence[Sample]) -> None:
-        """Keep the baseline's answers that later turns of a block continue which the baseline ends."""
-        kept = self.run_dir.manifest.get("histories", {})
-        questions = {sample.question.id: sample.question for sample in block if sample.turn}
-        missing = [one for one in questions.values() if one.id not in kept]
-        if self.config.history == "own" or not missing or (server := self.ready(self.baseline)) is None:
+    def _precompute(self, block: int, samples: Sequence[Sample]) -> None:
+        """Store baseline answers for later turns of a block in which the baseline runs last. samples: of the block."""
+        answers = self._history.baseline_answers
+        continued = {(s.question.id, s.turn): s for s in samples if s.turn + 1 < len(s.question.turns)}
+        missing = [sample for prompt, sample in continued.items() if prompt not in answers]
+        if not missing or not self._history.is_precomputed(block):
             return
-        answers: dict[str, list[str]] = {}
-        for question in missing:
+        self.ready(self.baseline)
+        for sample in missing:
+            question, turn = sample.question, sample.turn
             self.events.on_sample_start(self.baseline, f"{question.id}, to be continued")
-            given = list[str]()
             try:
-                for turn in range(len(question.turns) - 1):
-                    parameters = self.settings(sample_seed(self.config.seed, question.id, turn, 0))
-                    given.append(server.ask(question.messages(given), parameters, self.timeout).text)
-            except AnswerError as e:  # its later turns fail, and --resume makes them
-                self.warn_and_keep(f"{self.baseline} failed on {question.id}, which others continue: {error_text(e)}")
-                if fault := self.fleet.fault(wait_s=1.0):
-                    self._stop_and_drop(self.baseline, fault)
-            else:
-                answers[question.id] = given
-        self.run_dir.update(histories=kept | answers)
+                messages = question.messages(self.history(sample))
+                seed = sample_seed(self.config.seed, question.id, turn, 0)
+                text = self._ask(self.baseline, messages, seed).text
+            except LookupError:  # an earlier turn failed
+                continue
+            except AnswerError as e:  # later turns fail, and --resume makes them
+                what = f"{question.id} turn {turn + 1}, which later turns continue"
+                self.warn_and_keep(f"{self.baseline} failed on {what}: {error_text(e)}")
+                self._check_server(self.baseline)
+                continue
+            line = {"question_id": question.id, "turn": turn, "text": text}
+            if error := self.run_dir.append_optional(BASELINE_ANSWERS, line):
+                raise UserError(error)
+            answers[question.id, turn] = text
 
     def history(self, sample: Sample) -> list[str]:
-        ahead = self.config.history != "own" and self._block.get(sample.question.id, 0) % 2
-        if not (ahead and sample.turn):
-            return super().history(sample)
-        kept = self.run_dir.manifest.get("histories", {}).get(sample.question.id)
-        if kept is None:
-            raise LookupError(f"no answer of {self.baseline} to continue: it failed")
-        return list(kept[: sample.turn])
+        return self._history.answers(sample.key, self._block.get(sample.question.id))
 
     def _is_reference(self, sample: Sample) -> bool:
         """Return whether a greedy output is what all others of its prompt are compared with."""
@@ -631,16 +631,21 @@ class ServedSession(Session):
         before = server.counters()
         blank.started = time.time()
         with gc_disabled():
-            try:
-                answer = server.ask(messages, self.settings(blank.seed), self.timeout)
-            except AnswerError:
-                self._failed[server.label] += 1
-                raise
+            answer = self._ask(sample.method, messages, blank.seed)
         blank.ended, blank.block = time.time(), self._block.get(sample.question.id)
         answer.count_tokens(server.tokenize)
         after = server.counters_with(before, answer.tokens)
-        self._failed[sample.method] = 0
         return to_record(blank, answer, counter_delta(before, after, answer.tokens), server.engine), []
+
+    def _ask(self, label: str, messages: Messages, seed: int) -> Answer:
+        """Return a server's answer to a conversation, and count its failures in a row."""
+        try:
+            answer = self.fleet.get(label).ask(messages, self.settings(seed), self.timeout)
+        except AnswerError:
+            self._failed[label] += 1
+            raise
+        self._failed[label] = 0
+        return answer
 
     def settings(self, seed: int) -> dict[str, Any]:
         """Return the decoding parameters of one answer."""
@@ -653,18 +658,22 @@ class ServedSession(Session):
             self.after_failure(row)
 
     def after_failure(self, row: SampleRecord) -> None:
-        if row.method in self.dropped:
+        self._check_server(row.method)
+
+    def _check_server(self, label: str) -> None:
+        """Drop a started server that has ended or is silent. Raise UserError for any other, and for the baseline."""
+        if label in self.dropped:
             return
         started = self.fleet.plan is not None
         if fault := self.fleet.fault(wait_s=1.0):
-            self._stop_and_drop(row.method, fault)
-        elif self._failed[row.method] >= IN_A_ROW and not (server := self.fleet.get(row.method)).alive():
-            reason = f"failed {self._failed[row.method]} times in a row"
+            self._stop_and_drop(label, fault)
+        elif self._failed[label] >= IN_A_ROW and not (server := self.fleet.get(label)).alive():
+            reason = f"failed {self._failed[label]} times in a row"
             if started:
-                self._stop_and_drop(row.method, f"{reason} and does not answer any more")
+                self._stop_and_drop(label, f"{reason} and does not answer any more")
                 return
             raise UserError(
-                f"{row.method} at {server.shown_url} {reason}; {self.run_dir.path} is intact, continue with --resume"
+                f"{label} at {server.shown_url} {reason}; {self.run_dir.path} is intact, continue with --resume"
             )
 
     def _stop_and_drop(self, label: str, reason: str) -> None:
@@ -704,6 +713,10 @@ class Plan:
     samples: int
     notes: tuple[str, ...] = ()
 
+    def whole_suite(self) -> SuiteData:
+        """Return the questions of the suite without a limit."""
+        return self.suite.load(_suite_request(self.config, 0))
+
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRun(run_loop.PreparedRun):
@@ -721,10 +734,13 @@ def check(config: RunConfig, output: OutputOptions, data: SuiteData | None = Non
     suite.run_code = config.run_code
     if check_out(output):
         check_same_config(output.out, read_run(output.out).manifest["config"], config.as_dict())
-    source = None if config.data is None else Path(config.data)
-    data = data or suite.load(SuiteRequest(config.categories, config.limit, source))
+    data = data or suite.load(_suite_request(config, config.limit))
     check_questions(data)
     return Plan(config, suite, data, count_samples(config, data, len(config.endpoints), "--concurrency"))
+
+
+def _suite_request(config: RunConfig, limit: int | None) -> SuiteRequest:
+    return SuiteRequest(config.categories, limit, None if config.data is None else Path(config.data))
 
 
 def measure(
@@ -740,7 +756,7 @@ def measure(
         if access.launch is not None:
             stack.enter_context(ending_with_signals())
         probed = [about(server, probe(server, parameters)) for server in servers]
-        blocks = access.launch and access.launch.blocks
+        blocks = access.launch.blocks if access.launch else None
         if check_out(output):
             _check_same_blocks(output.out, blocks)
         manifest = dict(manifest_for(config, data, probed, access.hidden(command), blocks))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from specbench_ss.runs.config import StoppingRule
 from specbench_ss.runs.records import SampleRecord
 from specbench_ss.stats.intervals import FEWEST
-from specbench_ss.stats.precision import widest_ci
+from specbench_ss.stats.precision import MORE_PROCESSES, widest_ci
 
 NARROWS = 0.98  # factor by which the last two repeats must have narrowed an interval for another one
 
@@ -22,9 +22,13 @@ def why_stop(rows: Sequence[SampleRecord], labels: Sequence[str], repeats: int, 
         return f"{now.method} has no interval: that needs {FEWEST} questions (--limit)"
     if now.half <= goal.target_ci:
         return f"{width}: every interval is within --target-ci (±{goal.target_ci:g})"
-    more = f"about {now.needed(goal.target_ci)} questions in place of {now.questions} would do (--limit)"
+    if (count := now.needed(goal.target_ci)) is None:
+        cause, more = "variance between processes", f"no number of questions would do; {MORE_PROCESSES}"
+    else:
+        cause = "between-question variance"
+        more = f"about {count} questions in place of {now.questions} would do (--limit)"
     if now.at_best is not None and now.repeats_cannot_help and now.at_best > goal.target_ci:
-        return f"{width}: between-question variance dominates (±{now.at_best:.3f} at best); {more}"
+        return f"{width}: {cause} dominates (±{now.at_best:.3f} at best); {more}"
     before = widest_ci(rows, labels, repeats - 2).half if repeats > 2 else None
     if before is not None and now.half > NARROWS * before:
         return f"{width}: the last repeats did not narrow it (±{before:.3f} before); {more}"

@@ -42,9 +42,9 @@ def run_both(options: RunOptions, form: Form) -> None:
     methods, servers = [one.label for one in plan.config.methods], [one.label for one in config.endpoints]
     pairs = pairs_of(methods, servers, access.launch.methods)
     if options.dry_run:
-        describe(plan, own)
+        describe(plan, own, runs=out.parent)
         print()
-        describe(served, where, access)
+        describe(served, where, access, out.parent, plan)
         for pair in pairs:
             print(f"{'pair':<10} {' = '.join(pair)}")
         return

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -27,6 +28,7 @@ from specbench_ss.bench import runner as measuring
 from specbench_ss.bench import server_run as serving
 from specbench_ss.bench.build_config import Access
 from specbench_ss.bench.run_loop import RunCallbacks
+from specbench_ss.bench.server_client import Server
 from specbench_ss.bench.server_launch import check_programs, starts
 from specbench_ss.cli.printing import print_answer, print_concurrency, print_short, print_verbose
 from specbench_ss.cli.questions_needed import questions_needed
@@ -154,9 +156,19 @@ def _duration(seconds: float) -> str:
 AnyPlan = preflight.Plan | serving.Plan
 
 
-def describe(plan: AnyPlan, where: OutputOptions, access: Access | None = None) -> None:
-    """Print the plan of a run without loading the model. Each server is queried for its models only."""
-    config, data = plan.config, plan.data
+def describe(
+    plan: AnyPlan,
+    where: OutputOptions,
+    access: Access | None = None,
+    runs: Path | None = None,
+    of_methods: preflight.Plan | None = None,
+) -> None:
+    """Print the plan of a run without loading the model. Each server is queried for its models only.
+
+    runs: folder with earlier runs; None: the one that contains the run. of_methods: plan of the run of methods that
+    servers are compared with, whose model chooses the questions.
+    """
+    config, data, servers = plan.config, plan.data, list[Server]()
     if isinstance(plan, preflight.Plan):
         lines = _planned(plan, where)
     else:
@@ -178,14 +190,12 @@ def describe(plan: AnyPlan, where: OutputOptions, access: Access | None = None) 
         *([("at a time", ", ".join(map(str, (1, *config.concurrency))))] if config.concurrency else []),
         *([("rates", ", ".join(str(load) for load in config.loads if load.rate))] if config.rate else []),
         ("samples", str(plan.samples * (1 + len(config.loads)) * where.sessions)),
-        *(
-            [("precision", questions_needed(config, data, where.goal.target_ci, where.out.parent))]
-            if where.goal
-            else []
-        ),
-        ("time", "the run prints an estimate after the warm-up"),
-        ("out", str(where.out)),
     ]
+    if where.goal:
+        sizes = Counter(question.category for question in (of_methods or plan).whole_suite().questions)
+        needed = questions_needed(config, sizes, where.goal.target_ci, runs or where.out.parent, servers)
+        lines.append(("precision", needed))
+    lines += [("time", "the run prints an estimate after the warm-up"), ("out", str(where.out))]
     for name, text in lines:
         print(f"{name:<10} {text}")
 

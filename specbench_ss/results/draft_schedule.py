@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
@@ -40,14 +40,14 @@ class DraftSchedule:
     """Speedups of servers by requests in flight, and the recommended servers.
 
     levels: measured numbers of requests in flight; a level without entries is off. vllm_groups: those that are served
-    by vLLM with several k. once: numbers of requests in flight that were measured once, for which nothing is known.
+    by vLLM with several k. single_repeat_levels: numbers of requests in flight at which a server ran once, so that
+    nothing is known.
     """
 
     levels: tuple[int, ...]
     entries: tuple[ScheduleEntry, ...]
     vllm_groups: tuple[str, ...]
-    repeats: int
-    once: tuple[int, ...] = ()
+    single_repeat_levels: tuple[int, ...] = ()
 
     @property
     def choices(self) -> dict[int, ScheduleEntry | None]:
@@ -55,7 +55,12 @@ class DraftSchedule:
         return self._choices(self.entries)
 
     def vllm(self) -> dict[str, dict[str, Any]]:
-        """Return for each group of vLLM the fields of `--speculative-config` that set its own schedule."""
+        """Return for each group of vLLM the fields of `--speculative-config` that set its own schedule.
+
+        There are none with a level that ran once: they set a k for every batch size.
+        """
+        if self.single_repeat_levels:
+            return {}
         of_group = {group: [e for e in self.entries if e.group == group] for group in self.vllm_groups}
         found = {group: _vllm_fields(self._choices(entries)) for group, entries in of_group.items()}
         return {group: fields for group, fields in found.items() if fields}
@@ -66,9 +71,8 @@ class DraftSchedule:
 
     def text(self) -> str:
         """Return the recommended servers, as in 'eagle3: k=4 at 1 in flight, k=2 at 4, off from 8'."""
-        if self.once:
-            return f"{self._text()} ({_span(self.once)} in flight measured once: --repeats 3)"
-        return self._text() + (" (one repeat; --repeats 2 shows whether it holds)" if self.repeats == 1 else "")
+        single = ", ".join(map(str, self.single_repeat_levels))
+        return self._text() + (f" ({single} in flight measured once: --repeats 3)" if single else "")
 
     def _text(self) -> str:
         stretches = _stretches(self.choices)
@@ -78,14 +82,19 @@ class DraftSchedule:
             return f"off at {levels} in flight: no server is significantly faster than the baseline"
         common = groups.pop() if len(groups) == 1 else ""
         parts = [f"{_name(choice, common)} at {_span(levels)}" for choice, levels in stretches]
-        if stretches[-1][0] is None:
+        if stretches[-1][0] is None and not self.single_repeat_levels:
             parts[-1] = f"off from {stretches[-1][1][0]}"
         return f"{common}{': ' * bool(common)}{', '.join([f'{parts[0]} in flight', *parts[1:]])}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the schedule as JSON-ready data."""
         choices = {level: choice and choice.method for level, choice in self.choices.items()}
-        return {"entries": [asdict(entry) for entry in self.entries], "choices": choices, "vllm": self.vllm()}
+        return {
+            "entries": [asdict(entry) for entry in self.entries],
+            "choices": choices,
+            "single_repeat_levels": list(self.single_repeat_levels),
+            "vllm": self.vllm(),
+        }
 
 
 def draft_schedule(run: Run, rows: Sequence[ConcurrencyRow], invalid: Collection[str]) -> DraftSchedule | None:
@@ -99,14 +108,13 @@ def draft_schedule(run: Run, rows: Sequence[ConcurrencyRow], invalid: Collection
     if not several or _speculates(run):
         return None
     places = {label: (group, k) for group, depths in groups.items() for label, k in depths.items()}
-    levels, entries, failed, once = list[int](), list[ScheduleEntry](), 0, list[int]()
+    levels, entries, failed, single = list[int](), list[ScheduleEntry](), 0, _single_repeat_levels(run, invalid)
     for row in rows or level_rows(run, Load()):
-        if row.concurrency is None:
+        if row.concurrency is None or row.concurrency in single:
             continue
         if row.is_baseline:  # the first row of its level
             failed = row.failed
-            if row.tokens:
-                (levels if run.repeats > 1 or row.load == Load() else once).append(row.concurrency)
+            levels += [row.concurrency] if row.tokens else []
         elif row.method not in invalid and row.failed <= failed and row.speedup and row.speedup_interval:
             entries.append(
                 ScheduleEntry(row.concurrency, row.method, *places[row.method], row.speedup, row.speedup_interval)
@@ -115,7 +123,13 @@ def draft_schedule(run: Run, rows: Sequence[ConcurrencyRow], invalid: Collection
     of_vllm = [group for group in several if any(software.get(label) == VLLM for label in groups[group])]
     if not entries:
         return None
-    return DraftSchedule(tuple(levels), _judged(run, entries), tuple(of_vllm), run.repeats, tuple(once))
+    return DraftSchedule(tuple(levels), _judged(run, entries), tuple(of_vllm), tuple(single))
+
+
+def _single_repeat_levels(run: Run, invalid: Collection[str]) -> list[int]:
+    """Return the numbers of requests in flight at which a server ran once, as in an interrupted run."""
+    repeats = Counter((level.method, level.concurrency) for level in run.concurrency)
+    return sorted({level for (label, level), n in repeats.items() if n == 1 and level and label not in invalid})
 
 
 def _groups(run: Run) -> Mapping[str, Mapping[str, int | None]]:
@@ -149,7 +163,7 @@ def _load(entry: ScheduleEntry) -> Load:
 
 
 def _faster_in_every_repeat(run: Run, entry: ScheduleEntry) -> bool:
-    """Return True if the speedup is above 1 in every repeat: noise of a whole level is in no interval."""
+    """Return True if the speedup is above 1 in every repeat."""
     samples, baseline = (requests_of(run, label, _load(entry)) for label in (entry.method, run.baseline))
     by_repeat = ([row for row in samples if row.repeat == repeat] for repeat in {row.repeat for row in samples})
     return all((Pairs(rows, baseline).speedup() or 0.0) > 1 for rows in by_repeat)

@@ -20,7 +20,7 @@ from specbench_ss.results.text import MISSING, cut, format_speedup, interval, ou
 from specbench_ss.runs.records import Run
 from specbench_ss.stats.betting import BIASED
 from specbench_ss.stats.intervals import FEWEST, Comparison, Interval, compare, pairwise
-from specbench_ss.stats.pairs import Pairs, together
+from specbench_ss.stats.pairs import Pairs, answered_blocks, together
 from specbench_ss.suite import MT_BENCH
 
 RANKED = ("faster", "slower", "not significant")
@@ -59,9 +59,11 @@ def by_speed(rows: Sequence[SummaryRow]) -> list[SummaryRow]:
 def rank_ranges(run: Run, summaries: Sequence[SummaryRow]) -> Mapping[str, RankRange]:
     """Return the rank range of every method that `contenders` gives; nothing below FEWEST questions.
 
-    The intervals of all pairs, the baseline's among them, hold together in 95 % of runs.
+    The intervals of all pairs, the baseline's among them, hold together in 95 % of runs. A server that answered
+    nothing in one of the blocks has no rank.
     """
-    rows = contenders(summaries)
+    blocks = answered_blocks(run.of(run.baseline))
+    rows = [row for row in contenders(summaries) if answered_blocks(run.of(row.method)) >= blocks]
     labels = [row.method for row in sorted(rows, key=lambda row: -(row.speedup or 0.0))]
     all_of = together([run.of(label) for label in (*labels, run.baseline)])
     if all_of.seconds.shape[1] < FEWEST:
@@ -90,9 +92,10 @@ BIAS = {
     "not testable": "not testable: rounding at this temperature, or a baseline that fails the test; see below",
 }
 MARKS = {"not significant": "≈", "insufficient data": "?"}
+WITHOUT_INTERVAL = f"for fewer than {FEWEST} questions, or a load that was measured once, or one block of several"
 MARKED = {  # meaning of a mark
     "not significant": "not significant: the interval covers 1",
-    "insufficient data": f"no confidence interval (fewer than {FEWEST} questions)",
+    "insufficient data": f"no confidence interval ({WITHOUT_INTERVAL})",
 }
 
 
@@ -336,7 +339,7 @@ def more_questions(run: Run) -> str:
     return f"the file has {pluralize(len(run.questions), 'question')}; add questions"
 
 
-TOO_FEW_SHARED = f"fewer than {FEWEST} questions were answered by all methods, so that they cannot be ranked"
+TOO_FEW_SHARED = f"fewer than {FEWEST} questions or not all blocks were answered by all methods: they cannot be ranked"
 
 
 def _fastest(rows: Sequence[SummaryRow], placed: Mapping[str, RankRange], remedy: str) -> str:

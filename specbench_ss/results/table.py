@@ -14,7 +14,6 @@ from specbench_ss.results.analysis import Results
 from specbench_ss.results.concurrency import ConcurrencyRow, limits_text
 from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.text import format_number, format_speedup, interval, percent, title
-from specbench_ss.stats.intervals import FEWEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +76,6 @@ MARKDOWN = (  # keys of the columns of the summary in Markdown
 LOADS = "By load: throughput, and medians over requests"
 RATES = ", or arrivals per second (/s), which set the throughput; times then count from the planned arrival"
 
-WITHOUT_INTERVAL = f"for a load that was measured once, or fewer than {FEWEST} questions"
-
 
 def _ms(key: str) -> Callable[[ConcurrencyRow], str]:
     return lambda row: format_number(row.waits[key], 2, scale=1000)
@@ -100,7 +97,8 @@ def level_columns(results: Results) -> list[Column]:
     """
     rows, limits = results.concurrency_rows, limits_text(results.manifest)
     rates = RATES if any(row.rate for row in rows) else ""
-    once = f" (?: none, {WITHOUT_INTERVAL})" if any(row.comparison == "insufficient data" for row in rows) else ""
+    lacking = any(row.comparison == "insufficient data" for row in rows)
+    without = f" (?: none {ranking.WITHOUT_INTERVAL})" if lacking else ""
     with_limits = [
         Column("goodput", "goodput", lambda r: format_number(r.goodput), meaning=f"requests/s with {limits}"),
         Column(
@@ -125,7 +123,7 @@ def level_columns(results: Results) -> list[Column]:
         *([] if limits else [ratio]),
         Column(
             "speedup", "speedup", _of_one, _compared,
-            meaning=f"time per token of a request, baseline / method, with its 95% CI{once}",
+            meaning=f"time per token of a request, baseline / method, with its 95% CI{without}",
         ),
         Column("speedup_interval", "95% CI", lambda r: interval(r.speedup_interval), _compared),
         known("mean_acceptance_length", "τ", format_number),

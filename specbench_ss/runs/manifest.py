@@ -152,7 +152,6 @@ OPTIONAL = {  # added during the run
     "repeats_made": int | None,
     "n_sessions": int | None,
     "blocks": int | None,
-    "histories": dict[str, list[str]],
     "baseline": str | None,
     # shapes: SHAPE if it has a number of bytes; traces: TRACE if it has a timeline
     "machine": _struct_type({}, {"limits": LIMITS | None, "shapes": dict[str, JsonObject | None] | None}) | None,

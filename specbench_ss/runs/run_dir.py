@@ -8,6 +8,7 @@
 - judge.jsonl: one line per output that a judge rated, after the run
 - requests.jsonl, concurrency.jsonl: of load levels, one line per request, and one per level of a
   method and repeat, which is written last and commits the level's requests
+- baseline_answers.jsonl: one line per answer of a served baseline that later turns continue before it is measured
 - telemetry.jsonl, drafts.jsonl: machine readings of one attempt at a sample, and the drafts of one output
 
 A process killed at any byte loses at most the sample in flight or, with Ray, the current questions. --resume runs a
@@ -55,6 +56,7 @@ from specbench_ss.runs.server_tokens import accounted
 from specbench_ss.runs.step_files import PARQUET, read_step_lines, stored_steps
 from specbench_ss.storage import in_use, lock
 from specbench_ss.suite import Message, Question
+from specbench_ss.user_files import Count
 
 
 class RunStore(Protocol):
@@ -170,6 +172,23 @@ class Drafts(KeyedRecord):
 
 
 _read_readings, _read_drafts = user_files.decoder(Readings), user_files.decoder(Drafts)
+
+BASELINE_ANSWERS = "baseline_answers.jsonl"
+
+
+class _BaselineAnswer(msgspec.Struct):
+    question_id: str
+    turn: Count
+    text: str
+
+
+_read_baseline_answer = user_files.decoder(_BaselineAnswer)
+
+
+def read_baseline_answers(path: Path) -> dict[tuple[str, int], str]:
+    """Return the stored answers of a run directory by question and turn."""
+    stored = storage.scan(path / BASELINE_ANSWERS, _read_baseline_answer)[0]
+    return {(answer.question_id, answer.turn): answer.text for answer in stored}
 
 
 def read_telemetry(path: Path) -> list[Readings]:
@@ -287,10 +306,10 @@ class RunDir:
                     storage.append(file, records)
 
     def append_optional(self, name: str, line: dict[str, Any]) -> str:
-        """Append a line to an optional file, TELEMETRY or DRAFTS. Return the error, or ''.
+        """Append a line to TELEMETRY, DRAFTS or BASELINE_ANSWERS. Return the error, or ''.
 
-        No error is raised, since the run matters more. After one the file gets no more lines in this session, so that
-        none follows an incomplete one.
+        No error is raised, since a run may go on without readings. After one the file gets no more lines in this
+        session, so that none follows an incomplete one.
         """
         with self._write_access():
             if name in self._write_errors:
@@ -541,6 +560,7 @@ def _recover(
         DRAFTS: _read_drafts,
         CONCURRENCY: _read_concurrency,
         REQUESTS: SampleRecord.read,
+        BASELINE_ANSWERS: _read_baseline_answer,
     }
     for name, read in readers.items():
         storage.cut(path / name, read)

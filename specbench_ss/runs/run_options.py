@@ -247,7 +247,7 @@ class RunOptions(CommandOptions):
         None,
         "Repeat until the half-width of every speedup's 95% CI is at most this share of it, as 0.02 or 2%, or until "
         "more repeats cannot narrow it. --repeats is the minimum. With --dry-run: state how many questions this needs, "
-        "by the newest run with the same settings in the folder of --out.",
+        "based on the newest run with the same settings in the folder of --out.",
         metavar="HALF-WIDTH",
         parser=read_share,
     )

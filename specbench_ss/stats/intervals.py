@@ -29,6 +29,7 @@ Comparison = Literal["baseline", "faster", "slower", "not significant", "insuffi
 LEVEL = 0.95
 FEWEST = 4  # questions: of two or three, an interval is too wide to be of use
 TIMING_FLOOR = 0.01  # effects that one process cannot measure on itself: clocks, memory layout, heat
+LARGEST = 700.0  # logarithm whose exponential, and that of its negative, are normal floats
 
 
 def strata_of(tasks: Sequence[str]) -> Strata:
@@ -50,17 +51,54 @@ def strata_of(tasks: Sequence[str]) -> Strata:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a variance, with its degrees of freedom.
+
+    questions: what falls as the number of questions rises. processes: what the differences between processes add.
+    """
+
+    questions: float
+    processes: float
+    degrees: float
+
+    @property
+    def variance(self) -> float:
+        """Return the sum of both."""
+        return self.questions + self.processes
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
-    """An estimate with its standard error and the degrees of freedom of that."""
+    """An estimate with the parts of its variance: that over questions, then those between processes."""
 
     value: float
-    error: float
-    freedom: float
+    parts: tuple[Part, ...]
+
+    @property
+    def error(self) -> float:
+        """Return the standard error."""
+        return math.sqrt(sum(part.variance for part in self.parts))
+
+    @property
+    def freedom(self) -> float:
+        """Return the degrees of freedom of the variance; of a sum, those of Satterthwaite (1946)."""
+        squares = sum(part.variance**2 / part.degrees for part in self.parts)
+        if len(self.parts) == 1 or not squares:
+            return self.parts[0].degrees
+        return sum(part.variance for part in self.parts) ** 2 / squares
 
     def around(self, tail: float = 1 - LEVEL, more: float = 0.0) -> Interval:
         """Return the interval that misses the truth with probability `tail`. more: to add on both sides."""
         half = self.error * float(stdtrit(self.freedom, 1 - tail / 2)) + more
         return self.value - half, self.value + half
+
+    def ratio(self, tail: float = 1 - LEVEL, more: float = 0.0) -> Interval:
+        """Return the interval of the ratio whose logarithm this is, with the arguments of `around`.
+
+        With one degree of freedom it may exceed the range of floats: it ends at exp(±LARGEST).
+        """
+        low, high = self.around(tail, more)
+        return math.exp(max(low, -LARGEST)), math.exp(min(high, LARGEST))
 
 
 def estimate(
@@ -79,40 +117,45 @@ def estimate(
     each run whose processes measured different questions [n], the process of each question.
 
     The variances over questions and over sessions contain the noise of single times, so their sum is too large if
-    processes do not differ. The degrees of freedom of the sum are those of Satterthwaite (1946).
+    processes do not differ.
     """
     at = np.zeros(len(influences), np.int64) if strata is None else strata
     size = np.bincount(at)
-    apart = influences - (np.bincount(at, influences) / size)[at]
+    centered = influences - (np.bincount(at, influences) / size)[at]
     # k / (k - 1) in each stratum: deviations from a mean of k questions are too small by that
-    variance = float((np.bincount(at, apart**2) * (size / (size - 1))).sum())
-    degrees = freedom(shares, at)
-    parts = [(variance, degrees)]
-    parts += [(float((one**2).sum()) * len(one) / (len(one) - 1), len(one) - 1.0) for one in sessions if len(one) > 1]
-    parts += [part for one in blocks if (part := _between_blocks(apart, at, one))[0]]
-    if len(parts) > 1 and (total := sum(part for part, _ in parts)):
-        variance, degrees = total, total**2 / sum(part**2 / of for part, of in parts)
-    return Estimate(value, math.sqrt(variance), degrees)
+    variance = float((np.bincount(at, centered**2) * (size / (size - 1))).sum())
+    found = [one for column in blocks if (one := _between_blocks(centered, at, column)) is not None]
+    between, within = [part for part, _ in found], min((share for _, share in found), default=1.0)
+    of_sessions = [
+        Part(0.0, float((one**2).sum()) * len(one) / (len(one) - 1), len(one) - 1.0) for one in sessions if len(one) > 1
+    ]
+    over_questions = Part(variance * within - sum(part.questions for part in between), 0.0, freedom(shares, at))
+    return Estimate(value, (over_questions, *of_sessions, *between))
 
 
-def _between_blocks(apart: Floats, strata: Strata, blocks: Strata) -> tuple[float, float]:
-    """Return the variance of the sum of influences by differences of blocks, and its degrees of freedom.
+def _between_blocks(centered: Floats, strata: Strata, blocks: Strata) -> tuple[Part, float] | None:
+    """Return the part of the variance that means of blocks estimate, and the share of that over questions within them.
 
-    It is what questions within blocks do not explain, by an analysis of variance (Henderson 1953, method 3): blocks
-    that divide the questions differ by their questions too. apart: [n], influences less the mean of their stratum.
+    An analysis of variance (Henderson 1953, method 3) gives the mean squares B between and W within blocks, and the
+    variance a (B - W) of the sum of influences by what is common to a block's questions. The variance V over questions,
+    less the share that is due to blocks, and a W rest on the same residuals and nearly cancel: V + a (B - W) is taken
+    as (V - a W) + a B, two parts with the degrees of freedom of V and the rank of B. If W > B, it is (V - a B) + a B.
+    centered: [n], influences less the mean of their stratum. Return None for one block.
     """
-    n, size = len(apart), np.bincount(strata)
+    size = np.bincount(strata)
     member = np.eye(int(blocks.max()) + 1)[blocks]  # [n, blocks]
     by_stratum = np.stack([np.bincount(strata, column) for column in member.T], axis=1) / size[:, None]
-    inside = member - by_stratum[strata]
-    moved, _, rank, _ = np.linalg.lstsq(inside, apart, rcond=None)
-    left = n - len(size) - int(rank)
-    if not rank or left < 1:  # one block, or blocks of one question, whose differences are those of questions
-        return 0.0, 1.0
-    explained = float(((inside @ moved) ** 2).sum())
-    within = (float((apart**2).sum()) - explained) / left
-    of_block = max(0.0, explained - rank * within) / float((inside**2).sum())
-    return of_block * float((member.sum(0) ** 2).sum()), float(rank)
+    design = member - by_stratum[strata]
+    block_effects, _, rank, _ = np.linalg.lstsq(design, centered, rcond=None)
+    residual_df = len(centered) - len(size) - int(rank)
+    if not rank or residual_df < 1:  # one block, or blocks of one question, whose differences are those of questions
+        return None
+    total, explained = float((centered**2).sum()), float(((design @ block_effects) ** 2).sum())
+    between, within = explained / int(rank), max(0.0, total - explained) / residual_df
+    scale = float(int(rank) * (member.sum(0) ** 2).sum() / (design**2).sum())  # a
+    share = within / (total / (len(centered) - len(size))) if between > within else 1.0
+    of_questions = scale * min(between, within)
+    return Part(of_questions, scale * between - of_questions, float(rank)), share
 
 
 def freedom(shares: Floats, strata: Strata) -> float:
@@ -154,9 +197,7 @@ def ratio_interval(
     """
     if len(above[0]) < FEWEST:
         return None
-    found = log_ratio(above, below, strata, sessions, blocks)
-    low, high = found.around(more=processes * math.log1p(TIMING_FLOOR))
-    return math.exp(low), math.exp(high)
+    return log_ratio(above, below, strata, sessions, blocks).ratio(more=processes * math.log1p(TIMING_FLOOR))
 
 
 def log_ratio(
@@ -200,10 +241,8 @@ def pairwise(
     tail = tail_of_each(m) if simultaneous else 1 - LEVEL
 
     def ratio(i: int, j: int) -> Interval:
-        apart = () if sessions is None else (sessions[j] - sessions[i],)
-        found = log_ratio((seconds[j], tokens[i]), (tokens[j], seconds[i]), strata, apart, blocks)
-        low, high = found.around(tail, more)
-        return math.exp(low), math.exp(high)
+        effects = () if sessions is None else (sessions[j] - sessions[i],)
+        return log_ratio((seconds[j], tokens[i]), (tokens[j], seconds[i]), strata, effects, blocks).ratio(tail, more)
 
     above = {(i, j): ratio(i, j) for i in range(m) for j in range(i + 1, m)}
     below = {(j, i): (1 / high, 1 / low) for (i, j), (low, high) in above.items()}

@@ -76,13 +76,16 @@ class Pairs(Generic[S]):
     own_tokens, other_s, other_tokens: [prompts], means over repeats. n_sessions: number of processes that measured
     all of it. processes: how many took the times, whose effects are not measured: none with several sessions; None:
     two of servers, else one. levels: the samples are those of a load level, of which each repeat is taken for a
-    session. Its processes may have been the same ones, so they still count.
+    session. Its processes may have been the same ones, so they still count. in_blocks: the samples, failed ones among
+    them, are of several blocks.
     """
 
     def __init__(
         self, samples: Iterable[S], baseline: Iterable[S], *, processes: int | None = None, levels: bool = False
     ) -> None:
+        samples, baseline = list(samples), list(baseline)
         self.own, self.other = _paired(samples, baseline)
+        self.in_blocks = len({sample.block for sample in (*samples, *baseline)} - {None}) > 1
         session_of = [sample.repeat if levels else sample.session for sample in self.own]
         numbers = sorted(set(session_of))
         self.n_sessions = max(1, len(numbers))
@@ -117,8 +120,8 @@ class Pairs(Generic[S]):
         block = {sample.question_id: sample.block for sample in self.own}
         if self._levels or None in block.values():
             return ()
-        of_each = [block[question] for question in self.questions]
-        return (np.unique(of_each, return_inverse=True)[1].astype(np.int64),) if len(set(of_each)) > 1 else ()
+        of_each = np.array([block[question] for question in self.questions], dtype=np.int64)
+        return (np.unique(of_each, return_inverse=True)[1],) if len(set(block.values())) > 1 else ()
 
     def by_question(self) -> tuple[Floats, Floats, Floats, Floats]:
         """Return sums by question: the baseline's seconds and tokens, the method's, [questions] each."""
@@ -140,18 +143,19 @@ class Pairs(Generic[S]):
         a, b, c, d = (float(column.sum()) for column in self.by_question())
         return a / b / (c / d) if b and c and d else None
 
-    def log_speedup(self, between_processes: bool = True) -> Estimate:
-        """Return the logarithm of `speedup` with its error. Needs FEWEST questions.
-
-        between_processes: with the variance between sessions and between blocks, else that of questions alone.
-        """
+    def log_speedup(self) -> Estimate:
+        """Return the logarithm of `speedup` with its error. Needs FEWEST questions."""
         other_s, other_tokens, own_s, own_tokens = self.by_question()
-        sessions, blocks = (self.sessions(), self.blocks) if between_processes else ((), ())
-        return log_ratio((other_s, own_tokens), (other_tokens, own_s), self.strata, sessions, blocks)
+        return log_ratio((other_s, own_tokens), (other_tokens, own_s), self.strata, self.sessions(), self.blocks)
 
     def interval(self) -> Interval | None:
-        """Return the 95% interval of `speedup`; None for a load level that was measured once."""
-        if self._levels and self.n_sessions == 1:
+        """Return the 95% interval of `speedup`.
+
+        It is None below FEWEST questions, for a load level that was measured once, and where both answered one block
+        of several.
+        """
+        single = self.n_sessions == 1 if self._levels else self.in_blocks and not self.blocks
+        if single:
             return None
         return speedup_interval(*self.by_question(), self.strata, self.processes, self.sessions(), self.blocks)
 
@@ -165,7 +169,7 @@ class Pairs(Generic[S]):
         samples: `own` or `other`.
         """
         seconds, tokens = (np.array([getattr(s, name) for s in samples], np.float64) for name in ("wall_s", "tokens"))
-        return self._moved(seconds) - self._moved(tokens)
+        return self._session_effects(seconds) - self._session_effects(tokens)
 
     def session_speedups(self) -> list[float]:
         """Return the speedup of each session alone."""
@@ -185,11 +189,12 @@ class Pairs(Generic[S]):
         estimate = float(other.sum() / measured.sum())
         if estimate <= 1:
             return estimate, estimate
-        apart: tuple[Floats, ...] = ()
+        sessions: tuple[Floats, ...] = ()
         if self.n_sessions > 1:
-            own_s = np.array([sample.wall_s or 0.0 for sample in self.own])
-            apart = (self._moved(np.asarray(other_s, np.float64), False) - self._moved(own_s, False),)
-        return ratio_interval((other,), (measured,), self.processes, self.strata, apart, self.blocks)
+            both = (np.asarray(other_s, np.float64), np.array([sample.wall_s or 0.0 for sample in self.own]))
+            effects = [self._session_effects(seconds, means=False) for seconds in both]
+            sessions = (effects[0] - effects[1],)
+        return ratio_interval((other,), (measured,), self.processes, self.strata, sessions, self.blocks)
 
     def geomean(self) -> float | None:
         """Return the geometric mean over prompts of the ratio of seconds per token."""
@@ -203,7 +208,7 @@ class Pairs(Generic[S]):
         a, b, c, d = self.by_question()
         return float((d / c).mean() / (b / a).mean()) if len(a) else None
 
-    def _moved(self, values: Floats, means: bool = True) -> Floats:
+    def _session_effects(self, values: Floats, means: bool = True) -> Floats:
         """Return by how much each session moves the logarithm of a sum over prompts [sessions]. values: [samples].
 
         These are deviations from the mean of each prompt, so that sessions may lack prompts. means: the sum is one of
@@ -211,10 +216,10 @@ class Pairs(Generic[S]):
         """
         many = np.bincount(self._prompt)
         mean = _grouped(self._prompt, values) / many
-        apart, total = values - mean[self._prompt], float((mean if means else values).sum())
+        centered, total = values - mean[self._prompt], float((mean if means else values).sum())
         if means:
-            apart = apart / many[self._prompt]
-        return _grouped(self._session, apart / total, self.n_sessions)
+            centered = centered / many[self._prompt]
+        return _grouped(self._session, centered / total, self.n_sessions)
 
     def _mean(self, samples: Sequence[S], name: str) -> Floats:
         values = np.array([getattr(sample, name) for sample in samples], dtype=np.float64)
@@ -245,7 +250,8 @@ class Together(NamedTuple):
 def together(samples: Sequence[Sequence[S]], levels: bool = False) -> Together:
     """Return seconds, tokens, sessions and blocks of every method.
 
-    Only prompts count that all methods answered. samples: of each method, at least one. levels: as `Pairs` takes it.
+    Only prompts count that all methods answered: a method that lacks blocks (`answered_blocks`) takes them from all.
+    samples: of each method, at least one. levels: as `Pairs` takes it.
     """
     shared: Iterable[S] = samples[0]
     for of_method in samples:
@@ -255,6 +261,11 @@ def together(samples: Sequence[Sequence[S]], levels: bool = False) -> Together:
     seconds, tokens = (np.stack([of[column] for of in sums]) for column in (0, 1))
     sessions = np.stack([one.pace(one.other) for one in pairs])
     return Together(seconds, tokens, pairs[0].strata, sessions, pairs[0].blocks)
+
+
+def answered_blocks(samples: Iterable[Sample]) -> set[int | None]:
+    """Return the blocks in which at least one sample succeeded; {None} without blocks."""
+    return {sample.block for sample in _good(samples).values()}
 
 
 def _paired(samples: Iterable[S], baseline: Iterable[S]) -> tuple[list[S], list[S]]:

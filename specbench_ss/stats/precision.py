@@ -1,7 +1,8 @@
-"""Precision of a run's intervals: whether more questions or more repeats would narrow them.
+"""Precision of a run's intervals: whether more questions, repeats or processes would narrow them.
 
-The units of an interval are questions, so its width has two parts: how much questions differ, which no repeat changes,
-and how much repeats of a question differ, which falls with their number. docs/design/compare.md has the rule.
+The units of an interval are questions, so its variance has two parts: how much questions differ, which no repeat
+changes, and how much repeats of a question differ, which falls with their number. Sessions and blocks add how much
+processes differ, which falls neither with questions nor with repeats. docs/design/compare.md has the rule.
 """
 
 from __future__ import annotations
@@ -13,48 +14,61 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import stats
 
-from specbench_ss.stats.intervals import FEWEST, LEVEL, TIMING_FLOOR, Floats, strata_of
+from specbench_ss.stats.intervals import FEWEST, TIMING_FLOOR, Estimate, Floats, Part, strata_of
 from specbench_ss.stats.pairs import Pairs, S
 
 KNOWN = 8  # degrees of freedom from which the spread of repeats is used for predictions
 SURE = 0.95  # confidence that repeats cannot help
 DOMINATES = 0.8  # share of the width that no repeat can narrow, above which another repeat is not worth its time
+MOST = 1000  # times as many questions, beyond which no number of them is taken to be of use
+MORE_PROCESSES = "more processes would (blocks in a file of servers, else --sessions)"  # where no questions suffice
 
 
 @dataclass(frozen=True, slots=True)
 class Width:
-    """Half the width of an interval, relative to the speedup, after some repeats; at_best: with any number of them.
+    """Width of a method's interval after some repeats, and predictions of it.
 
-    half is None with too few questions; at_best is None with too few repeats for an estimate. questions: their number.
-    freedom: degrees of freedom of the interval. floor: part of the width that no question narrows.
+    parts: of the variance of the logarithm of the speedup; () with too few questions. questions: their number. floor:
+    part of half the interval of the logarithm that nothing narrows. repeats: upper bound of the share of repeats in
+    the variance over questions; None with too few repeats for an estimate.
     """
 
     method: str
-    half: float | None
-    at_best: float | None
+    parts: tuple[Part, ...] = ()
     questions: int = 0
-    freedom: float = 1.0
     floor: float = 0.0
+    repeats: float | None = None
+
+    @property
+    def half(self) -> float | None:
+        """Return half the width of the interval, relative to the speedup; None with too few questions."""
+        return self._half() if self.parts else None
+
+    @property
+    def at_best(self) -> float | None:
+        """Return `half` with any number of repeats; None with too few repeats for an estimate."""
+        return None if self.repeats is None else self._half(1 - self.repeats)
 
     @property
     def repeats_cannot_help(self) -> bool:
         """Return whether most of the width is known to stay however many repeats are made."""
         return self.half is not None and self.at_best is not None and self.at_best > DOMINATES * self.half
 
-    def needed(self, target: float) -> int:
-        """Return about how many questions an interval needs that is within a target with any number of repeats.
-
-        The target must exceed `floor`.
-        """
-        width, n = self.half if self.at_best is None else self.at_best, self.questions
-
-        def scaled(n: int) -> float:
-            return float(stats.t.isf((1 - LEVEL) / 2, self.freedom * n / self.questions)) / math.sqrt(n)
-
-        scale = ((width or 0.0) - self.floor) / scaled(n)
-        while self.floor + scale * scaled(n) > target:
+    def needed(self, target: float) -> int | None:
+        """Return about how many questions narrow `half` to a target, with as many repeats; None if no number does."""
+        n = FEWEST
+        while self._half(self.questions / n, n / self.questions) > target:
             n += 1 + n // 100
+            if n > MOST * self.questions:
+                return None
         return n
+
+    def _half(self, variance: float = 1.0, degrees: float = 1.0) -> float:
+        """Return `half` if questions had `variance` times their variance, and that `degrees` times its degrees."""
+        over_questions, *others = (replace(part, questions=variance * part.questions) for part in self.parts)
+        expected = Estimate(0.0, (replace(over_questions, degrees=degrees * over_questions.degrees), *others))
+        low, high = expected.ratio(more=self.floor)
+        return (high - low) / 2
 
 
 def widest_ci(rows: Sequence[S], labels: Sequence[str], repeats: int) -> Width:
@@ -64,7 +78,7 @@ def widest_ci(rows: Sequence[S], labels: Sequence[str], repeats: int) -> Width:
     """
     made = widths(rows, labels, repeats)
     if not made:
-        return Width(labels[0], None, None)
+        return Width(labels[0])
     return max(made, key=lambda width: math.inf if width.half is None else width.half)
 
 
@@ -79,17 +93,10 @@ def widths(rows: Sequence[S], labels: Sequence[str], repeats: int) -> list[Width
 
 def _width(label: str, own: Sequence[S], ref: Sequence[S]) -> Width:
     times = Pairs(own, ref)
-    around, speedup = times.interval(), times.speedup()
-    if around is None or not speedup:
-        return Width(label, None, None)
-    half = (around[1] - around[0]) / 2 / speedup
-    share = repeats_share(times)
-    of_questions = times.log_speedup(between_processes=False)
-    floor = min(half, times.processes * TIMING_FLOOR)
-    if times.n_sessions > 1 or times.blocks:
-        floor = max(0.0, half - of_questions.around()[1] + of_questions.value)
-    at_best = None if share is None else floor + (half - floor) * math.sqrt(1 - share)
-    return Width(label, half, at_best, len(times.questions), of_questions.freedom, floor)
+    if times.interval() is None:
+        return Width(label)
+    floor = times.processes * math.log1p(TIMING_FLOOR)
+    return Width(label, times.log_speedup().parts, len(times.questions), floor, repeats_share(times))
 
 
 def repeats_share(pairs: Pairs[S]) -> float | None:
@@ -115,8 +122,8 @@ def repeats_share(pairs: Pairs[S]) -> float | None:
     influences = (columns / total) @ np.array([1.0, 1.0, -1.0, -1.0])  # [questions, repeats]
     strata = strata_of([task[question] for question in chosen])
     size = np.bincount(strata)
-    apart = influences.mean(1) - (np.bincount(strata, influences.mean(1)) / size)[strata]
-    of_all = float((apart**2 * (size / (size - 1))[strata]).mean())
+    centered = influences.mean(1) - (np.bincount(strata, influences.mean(1)) / size)[strata]
+    of_all = float((centered**2 * (size / (size - 1))[strata]).mean())
     of_repeats, between = influences.var(1, ddof=1).mean() / most, len(whole) - len(size)  # degrees of freedom
     upper = float(stats.f.ppf(SURE, between, len(whole) * (most - 1)))
     return float(min(1.0, upper * of_repeats / of_all)) if of_all > 0 else 1.0
@@ -127,9 +134,10 @@ def advice(width: Width, tasks: int) -> str:
 
     An example is 'about 112 questions in place of 28 would halve the interval of ss, ±0.062 (--limit 16)'.
     """
-    if width.half is None or width.half / 2 <= width.floor:
+    if width.half is None:
         return ""
-    count = replace(width, at_best=None).needed(width.half / 2)  # with as many repeats as now
-    more = f"about {count} questions in place of {width.questions}"
-    found = f"{more} would halve the interval of {width.method}, ±{width.half:.3f} (--limit {math.ceil(count / tasks)})"
+    halved, count = f"halve the interval of {width.method}, ±{width.half:.3f}", width.needed(width.half / 2)
+    if count is None:
+        return f"no number of questions would {halved}; {MORE_PROCESSES}" if len(width.parts) > 1 else ""
+    found = f"about {count} questions in place of {width.questions} would {halved} (--limit {math.ceil(count / tasks)})"
     return f"{found}; repeats cannot (±{width.at_best:.3f} at best)" if width.repeats_cannot_help else found

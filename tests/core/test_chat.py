@@ -83,6 +83,7 @@ def test_a_template_that_does_not_end_is_reported(template: str, words: str, mon
     monkeypatch.setattr(load, "TEMPLATE_S", 0.5 if template == ENDLESS else 20.0)
     with pytest.raises(UserError, match=words):
         check_template(tokenizer(template), "m")
+    monkeypatch.setattr(load, "TEMPLATE_S", 20.0)
     assert check_template(tokenizer(template_text("plain")), "m") is None  # type: ignore[func-returns-value]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import time
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,14 +29,13 @@ class Failing(broken.Honest):
         raise RuntimeError("no luck")
 
 
-class Sleeps(broken.Honest):
-    """A tenth of a second a step."""
-
-    seconds = 0.1
+class Stuck(broken.Honest):
+    """The alarm of the time limit rings while it drafts."""
 
     def propose(self, state: DecodeState) -> DraftTree:
-        time.sleep(self.seconds)
-        return DraftTree.root_only(state.root)
+        assert signal.getitimer(signal.ITIMER_REAL)[0], "no time limit is set"
+        signal.raise_signal(signal.SIGALRM)
+        raise AssertionError("the alarm ends nothing")
 
 
 METHODS: dict[str, type[Decoder]] = {
@@ -90,17 +89,25 @@ def test_an_error_that_breaks_several_checks_is_shown_once(capsys: pytest.Captur
 
 
 def test_two_equal_time_outs_end_the_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(METHODS, "sleeps", Sleeps)
-    monkeypatch.setattr(Sleeps, "seconds", 60.0)
-    assert main(["check", "sleeps", "--timeout", "4"]) == 1
+    monkeypatch.setitem(METHODS, "stuck", Stuck)
+    assert main(["check", "stuck", "--timeout", "50"]) == 1
     out = capsys.readouterr().out
-    assert "2 checks stopped by the same error: no end within 4 s" in out
-    assert "skipped  other checks: two had no end within 4 s" in out and "description" not in out
+    assert "2 checks stopped by the same error: no end within 50 s" in out
+    assert "skipped  other checks: two had no end within 50 s" in out and "description" not in out
 
 
 def test_the_time_limit_is_that_of_one_request() -> None:
-    """A trial of many takes longer."""
-    subject = Subject("default", TinyModel(tiny_target("llama")), lambda: Sleeps(tiny_target("llama")))
+    """A trial of many takes longer: each one finds the whole hour, though half of it passed in the one before."""
+    limits = list[float]()
+
+    class Spends(broken.Honest):
+        def propose(self, state: DecodeState) -> DraftTree:
+            if len(state.ids) == state.prompt_tokens + 1:  # the first step of an answer
+                limits.append(signal.getitimer(signal.ITIMER_REAL)[0])
+                signal.setitimer(signal.ITIMER_REAL, limits[-1] - 1800)
+            return super().propose(state)
+
+    subject = Subject("default", TinyModel(tiny_target("llama")), lambda: Spends(tiny_target("llama")))
 
     def test(subject: Subject, case: Case) -> str:
         for most in (6, 7, 8):
@@ -108,7 +115,8 @@ def test_the_time_limit_is_that_of_one_request() -> None:
         return ""
 
     trial = Check("long", "a long trial", lambda subject: [GREEDY], test)
-    assert first_failure(trial, subject, 1.5) is None and subject.answers == 3
+    assert first_failure(trial, subject, 3600.0) is None and subject.answers == len(limits) == 3
+    assert all(2700 < left <= 3600 for left in limits)
 
 
 def test_options_make_the_first_example_another(capsys: pytest.CaptureFixture[str]) -> None:

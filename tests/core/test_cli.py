@@ -367,15 +367,15 @@ LIGHT = ["--help", "methods", "methods ss,medusa", "suites", "train medusa --hel
 @pytest.mark.parametrize("line", [*LIGHT, *(f"{name} --help" for name in COMMANDS)])
 def test_lists_and_help_import_no_heavy_package(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     script = (
-        "import sys, time\nfrom specbench_ss.cli import main, placeholders\n"
+        "import sys\nfrom specbench_ss.cli import main, placeholders\n"
         "try: main.console()\nexcept SystemExit: pass\n"
         "print(*{m for m in sys.modules if m.partition('.')[0] in placeholders.HEAVY "
-        "and type(sys.modules[m]) is not placeholders.Placeholder}, time.process_time(), file=sys.stderr)"
+        "and type(sys.modules[m]) is not placeholders.Placeholder}, file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", script, *line.split()], capture_output=True, text=True, timeout=60)
     assert main(line.split()) == 0
     assert done.stdout == capsys.readouterr().out  # the same text as with all packages
-    assert float(done.stderr) < 4.0  # no module, only the CPU seconds: 0.2 to 0.6 on a quiet machine
+    assert done.stderr == "\n"  # no module
 
 
 @pytest.mark.parametrize(

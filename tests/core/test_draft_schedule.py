@@ -22,6 +22,7 @@ from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
 
 Speedups = dict[int, dict[int, tuple[float, bool]]]  # by requests in flight and k: speedup, suitable
+SINGLE = "e: k=4 at 1 in flight (4 in flight measured once: --repeats 3)"
 PACE = {"e-k2": {1: 1.3, 4: 1.3}, "e-k4": {1: 1.8, 4: 0.7}, "n": {1: 1.1, 4: 0.9}}
 
 
@@ -33,8 +34,8 @@ def entries(group: str, speedups: Speedups) -> list[ScheduleEntry]:
     ]
 
 
-def schedule(speedups: Speedups, repeats: int = 2) -> DraftSchedule:
-    return DraftSchedule(tuple(speedups), tuple(entries("e", speedups)), ("e",), repeats)
+def schedule(speedups: Speedups, *single: int) -> DraftSchedule:
+    return DraftSchedule(tuple(speedups), tuple(entries("e", speedups)), ("e",), single)
 
 
 OFF = {2: (1.1, False), 4: (0.8, False)}
@@ -83,7 +84,7 @@ def test_nothing_is_recommended_without_a_significant_gain() -> None:
 
 def test_the_best_server_of_all_entries_of_the_file_is_chosen() -> None:
     plain_n = ScheduleEntry(4, "n", "n", None, 1.45, (1.3, 1.6), True)
-    found = DraftSchedule((1, 4), (*entries("e", {1: LONG, 4: SHORT}), plain_n), ("e",), 2)
+    found = DraftSchedule((1, 4), (*entries("e", {1: LONG, 4: SHORT}), plain_n), ("e",))
     assert found.text() == "e k=4 at 1 in flight, n at 4"
     assert found.vllm()["e"]["num_speculative_tokens_per_batch_size"] == [[1, 3, 4], [4, 4, 2]], "of e alone"
 
@@ -160,11 +161,26 @@ def test_loads_that_were_measured_once_have_no_interval_and_no_choice(make_run: 
     assert once.speedup_interval is None and once.comparison == "insufficient data"
     results = analyse(run)
     text = shown(results)
-    assert "? 1.3" in text and "for a load that was measured once" in text and "concurrency-verdicts" not in text
-    assert results.draft_schedule and results.draft_schedule.text() == (
-        "e: k=4 at 1 in flight (4 in flight measured once: --repeats 3)"
-    )
-    assert results.draft_schedule.vllm() == {"e": {"num_speculative_tokens": 4}}
+    assert "? 1.3" in text and "a load that was measured once" in text and "concurrency-verdicts" not in text
+    assert results.draft_schedule and results.draft_schedule.text() == SINGLE
+    assert not results.draft_schedule.vllm() and "vllm " not in text, "it sets a k for all batch sizes"
+    assert results.draft_schedule.as_dict()["single_repeat_levels"] == [4]
+
+
+@pytest.mark.parametrize("lost", [("ar",), ("e-k2",), ("ar", "e-k2", "e-k4", "n")])
+def test_a_level_of_which_a_planned_repeat_is_missing_has_no_choice(lost: tuple[str, ...], make_run: MakeRun) -> None:
+    """An interrupted run has as many planned repeats as a complete one."""
+    run = served(make_run, PACE)
+    run.requests = [row for row in run.requests if not (row.repeat and row.method in lost)]
+    run.concurrency = [level for level in run.concurrency if not (level.repeat and level.method in lost)]
+    found = draft_schedule(run, concurrency_rows(run), set())
+    assert run.repeats == 2 and found and found.text() == SINGLE and not found.vllm()
+
+
+def test_levels_above_the_last_choice_are_not_off_if_one_ran_once() -> None:
+    assert schedule({1: LONG, 4: OFF}).text() == "e: k=4 at 1 in flight, off from 4"
+    text = schedule({1: LONG, 4: OFF}, 8, 16).text()
+    assert text == "e: k=4 at 1 in flight, off at 4 (8, 16 in flight measured once: --repeats 3)"
 
 
 def test_a_baseline_that_drafts_has_no_schedule(make_run: MakeRun) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import html
 import math
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from specbench_ss.models import cpu_dtype
 from specbench_ss.models.cpu_dtype import Choice, chosen_dtype, few_layers, pass_ms
 from tests.architectures import DRIVEN, random_model
 from tests.methods.train.tokenizers_made import made_tokenizer
+from tests.served.fake_server import Clock
 
 pytestmark = pytest.mark.measured_format
 CONFIG = LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
@@ -107,10 +108,17 @@ def test_the_time_of_one_token_decides(times: dict[str, float], monkeypatch: pyt
 def test_a_doubtful_measurement_is_used_with_a_warning_and_not_cached(
     other_cores: float, sixteen: float, reason: str, times: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock = Clock()
+    made = {form: {"1": one, "16": sixteen if form == "bfloat16" else one + 4} for form, one in times.items()}
+
+    def in_two_seconds(*_: object) -> dict[str, dict[str, float]]:
+        clock.pass_by(2.0)
+        return made
+
     with monkeypatch.context() as doubtful:
-        doubtful.setattr(cpu_dtype, "other_cpu_seconds", lambda: other_cores * time.perf_counter())
-        made = {form: {"1": one, "16": sixteen if form == "bfloat16" else one + 4} for form, one in times.items()}
-        doubtful.setattr(cpu_dtype, "pass_ms", lambda *_: made)
+        doubtful.setattr(cpu_dtype, "time", SimpleNamespace(perf_counter=clock))
+        doubtful.setattr(cpu_dtype, "other_cpu_seconds", lambda: other_cores * clock.now)
+        doubtful.setattr(cpu_dtype, "pass_ms", in_two_seconds)
         with pytest.warns(UserWarning, match=reason):
             name, why = chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG)
     assert name == "bfloat16" and reason in why

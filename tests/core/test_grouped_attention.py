@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,8 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from specbench_ss.engine import attention
+from specbench_ss.engine import attention, timing
 from specbench_ss.engine.attention import IN_FLOAT32, KERNEL, MAX_ROWS, ONE, PRODUCTS, SEVERAL, Heads
+from tests.served.fake_server import Clock
 
 HEADS = Heads("cpu", torch.bfloat16, 4, 2, 16)
 MODULE = cast("Any", SimpleNamespace(training=False, is_causal=False, num_key_value_groups=3))
@@ -46,13 +46,23 @@ def test_few_rows_attend_as_torch_has_it(
     assert (out.double() - exact).abs().max() < OFF[dtype]
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Measure on a clock that the planted backends alone move on."""
+    made = Clock()
+    monkeypatch.setattr(timing, "now", made)
+    return made
+
+
 @pytest.mark.parametrize("count", [256, 1024])
 @pytest.mark.parametrize("case", [ONE, SEVERAL])
 @pytest.mark.parametrize("fast", HEADS.backends)
-def test_a_probe_takes_the_fastest_way(fast: str, case: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_takes_the_fastest_way(
+    fast: str, case: str, count: int, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in HEADS.backends:
         seconds = 0 if name == fast else 0.02
-        monkeypatch.setitem(attention.BACKENDS, name, lambda *given, seconds=seconds: time.sleep(seconds))
+        monkeypatch.setitem(attention.BACKENDS, name, lambda *given, seconds=seconds: clock.pass_by(seconds))
     assert attention.fastest.__wrapped__(HEADS, case, count, 1, 1) == fast
 
 
@@ -61,15 +71,17 @@ def test_on_cuda_and_in_float32_nothing_is_measured() -> None:
         assert heads.backends == () and attention.describe(heads) == ""
 
 
-def test_a_batch_is_measured_as_a_batch_and_not_copied_to_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_is_measured_as_a_batch_and_not_copied_to_float32(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Torch's kernel took 15 times as long as two matmuls for 96 sequences, though not for one."""
 
     def slow_for_several(query: torch.Tensor, *rest: object) -> None:
-        time.sleep(0.01 if len(query) == 1 else 0.05)
+        clock.pass_by(0.01 if len(query) == 1 else 0.05)
 
     monkeypatch.setitem(attention.BACKENDS, IN_FLOAT32, lambda *given: None)
     monkeypatch.setitem(attention.BACKENDS, KERNEL, slow_for_several)
-    monkeypatch.setitem(attention.BACKENDS, PRODUCTS, lambda *given: time.sleep(0.02))
+    monkeypatch.setitem(attention.BACKENDS, PRODUCTS, lambda *given: clock.pass_by(0.02))
     attention.fastest.cache_clear()
     assert [attention.backend_of(HEADS, False, True, 9, sequences) for sequences in (1, 8)] == [IN_FLOAT32, PRODUCTS]
     attention.fastest.cache_clear()

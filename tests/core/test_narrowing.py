@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-import json
+import math
 import random
-import re
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
+from scipy import stats
 
 from specbench_ss.bench import run_loop
 from specbench_ss.bench.build_config import stopping_rule_of
+from specbench_ss.bench.runner import LocalSession
 from specbench_ss.bench.schedule import method_order, plan
 from specbench_ss.bench.stopping import why_stop
 from specbench_ss.cli.main import main
-from specbench_ss.cli.questions_needed import questions_needed
 from specbench_ss.errors import UserError
 from specbench_ss.options import MethodSpec
 from specbench_ss.results.sample_checks import unfinished
 from specbench_ss.runs.config import RunConfig, StoppingRule
-from specbench_ss.runs.manifest import MANIFEST
 from specbench_ss.runs.records import SampleRecord
 from specbench_ss.runs.run_dir import read_run
 from specbench_ss.runs.run_options import RunOptions, read_share
 from specbench_ss.stats import precision
+from specbench_ss.stats.intervals import TIMING_FLOOR, Part
 from specbench_ss.stats.pairs import Pairs
-from specbench_ss.stats.precision import advice, repeats_share, widest_ci, widths
-from specbench_ss.suite import SuiteData
-from tests.conftest import MakeRun
+from specbench_ss.stats.precision import Width, advice, repeats_share, widest_ci
 from tests.core.test_runner import ASKED, Bench
-from tests.fabricated import CATEGORIES
 
 LABELS = ("ar", "m")
 
@@ -68,8 +67,41 @@ def test_how_many_questions_would_do_is_stated_about_rightly() -> None:
     assert f"about {needed} questions in place of 24" in why_stop(
         measured(2, questions=0.2, noise=0.02), LABELS, 2, StoppingRule(0.04)
     )
+    assert needed is not None and needed > 48
     half = widest_ci(measured(2, questions=0.2, noise=0.02, asked=needed), LABELS, 2).half
-    assert needed > 48 and half is not None and 0.03 < half < 0.05
+    assert half is not None and 0.03 < half < 0.05
+
+
+def in_blocks(rows: list[SampleRecord], effect: float) -> list[SampleRecord]:
+    """Return samples of servers in four blocks, in turn slower and faster by a share `effect`."""
+    for row in rows:
+        row.block, row.counted = int(row.question_id[1:]) % 4, "usage"
+        if row.method == "m" and row.wall_s:
+            row.wall_s *= math.exp(effect * (-1) ** row.block)
+    return rows
+
+
+def test_blocks_that_differ_need_more_blocks_and_not_more_questions() -> None:
+    """No number of questions reaches the target: this is stated, without a search that never ends."""
+    rows = in_blocks(measured(2, questions=0.02, noise=0.02), 0.05)
+    width = widest_ci(rows, LABELS, 2)
+    assert width.half and width.needed(0.03) is None and width.needed(0.9 * width.half) is None
+    stated = why_stop(rows, LABELS, 2, StoppingRule(0.03))
+    assert "after 2 repeats: variance between processes dominates" in stated and "--limit" not in stated
+    assert "no number of questions would do; more processes would (blocks in a file of servers" in stated
+    text = advice(width, tasks=1)
+    assert text.startswith("no number of questions would halve the interval of m, ±") and "--sessions" in text
+
+
+def test_many_questions_leave_the_width_that_processes_give() -> None:
+    """The error over questions falls to 0, and the degrees of freedom are those of two blocks."""
+    floor = 2 * math.log1p(TIMING_FLOOR)
+    width = Width("m", (Part(0.0, 0.0, 37.0), Part(0.025**2, 0.01**2, 1.0)), 52, floor)
+    least = math.sinh(float(stats.t.isf(0.025, 1)) * 0.01 + floor)
+    assert least == pytest.approx(0.1475, abs=1e-4)
+    needed = width.needed(1.02 * least)
+    assert width.half and width.half > 2 * least and needed and needed > 52 * 50
+    assert width.needed(least) is None
 
 
 def test_a_share_may_be_given_in_percent() -> None:
@@ -127,7 +159,7 @@ def test_two_servers_are_two_processes() -> None:
         row.counted = "usage"
     served = widest_ci(rows, LABELS, 2)
     assert alone.half and served.half and served.half - alone.half == pytest.approx(0.01, rel=0.1)
-    assert (alone.floor, served.floor) == (0.01, 0.02)
+    assert (alone.floor, served.floor) == pytest.approx((math.log1p(TIMING_FLOOR), 2 * math.log1p(TIMING_FLOOR)))
     with pytest.raises(UserError, match="above 0.02 for servers"):
         stopping_rule_of(RunOptions(target_ci=0.02, endpoint=["http://localhost:1"]))
 
@@ -161,6 +193,23 @@ def test_a_run_grows_by_whole_repeats_and_states_what_it_reached(tmp_path: Path,
     assert [row.index for row in done.rows] == list(range(30)) and len(done.output_match) == 5 * 3 + 5 * 2
     assert done.manifest["target_ci"]["why"] == "enough" and done.manifest["target_ci"]["repeats"] == 3
     assert done.manifest["fingerprint"] == RunConfig(tuple(map(MethodSpec, LABELS)), warmup=0).fingerprint
+
+
+def test_a_method_that_is_measured_no_more_does_not_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decided, run_pending = list[tuple[str, ...]](), LocalSession.run_pending
+
+    def drop(self: LocalSession, samples: Sequence[Any]) -> None:
+        run_pending(self, samples)
+        self.dropped["m"] = "it ended"
+
+    def why(rows: Any, labels: Sequence[str], made: int, goal: StoppingRule) -> str:
+        decided.append(tuple(labels))
+        return "enough" if made == 2 else ""
+
+    monkeypatch.setattr(LocalSession, "run_pending", drop)
+    monkeypatch.setattr(run_loop, "why_stop", why)
+    done = Repeating(tmp_path, ("ar", "m", "n")).run()
+    assert decided == [("ar", "n")] * 2 and {row.method for row in done.rows if not row.ok} == {"m"}
 
 
 @pytest.mark.parametrize("after", [3, 10, 14, 29])
@@ -198,25 +247,6 @@ def test_a_run_without_a_goal_is_as_before_and_may_be_continued_with_one(tmp_pat
     again = Repeating(tmp_path)
     again.goal = None
     assert again.run(resume=True).repeats == 3 and not again.calls
-
-
-def test_a_dry_run_states_how_many_questions_a_target_needs(make_run: MakeRun, tmp_path: Path) -> None:
-    labels, target = ("ar", "ss", "medusa"), 0.03
-    config = RunConfig(tuple(map(MethodSpec, labels)))
-    run = make_run(questions=12)
-    data = SuiteData("specbench", "generated", tuple(read_run(run).questions), 64)
-    assert "not known" in questions_needed(config, data, target, tmp_path)  # its settings are others
-    manifest = json.loads((run / MANIFEST).read_text())
-    manifest["config"] |= config.as_dict()
-    (run / MANIFEST).write_text(json.dumps(manifest))
-    stated = questions_needed(config, data, target, tmp_path)
-    found = re.findall(r"(\w+) had ±0\.\d+ with 48 and needs about (\d+) questions \(--limit (\d+)\)", stated)
-    assert [name for name, _, _ in found] == ["ss", "medusa"]
-    for name, questions, limit in found:
-        assert int(questions) <= int(limit) * len(CATEGORIES) < int(questions) + len(CATEGORIES)
-        larger = read_run(make_run(questions=int(limit), seed=1))
-        (width,) = widths(larger.rows, ["ar", name], 1)
-        assert width.half == pytest.approx(target, rel=0.15)
 
 
 def test_goals() -> None:

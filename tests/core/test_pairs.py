@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from specbench_ss.results.ranking import rank_ranges
+from specbench_ss.results.summary import summarise
 from specbench_ss.runs.records import SampleRecord
-from specbench_ss.stats.intervals import log_ratio
-from specbench_ss.stats.pairs import Pairs, tau_of, together
+from specbench_ss.runs.run_dir import read_run
+from specbench_ss.stats.intervals import compare, log_ratio
+from specbench_ss.stats.pairs import Pairs, answered_blocks, tau_of, together
+from tests.conftest import MakeRun
 
 
 def sample(question: str, method: str, wall_s: float, tokens: int = 10, repeat: int = 0, turn: int = 0) -> SampleRecord:
@@ -61,6 +65,34 @@ def test_tasks_are_strata_and_servers_are_two_processes() -> None:
     for row in own:
         row.counted = "usage"
     assert Pairs(own, other).interval() == pytest.approx((low / 1.01, high * 1.01))
+
+
+def test_one_block_of_several_gives_no_interval() -> None:
+    """Its processes answered nothing else, so that nothing shows by how much processes differ."""
+    rng = np.random.default_rng(0)
+    own, other = ([sample(f"{task}{i}", x, rng.uniform(1, 2)) for task in "ab" for i in range(8)] for x in ("m", "ar"))
+    for row in (*own, *other):
+        row.block = int(row.question_id[1:]) % 2
+    assert Pairs(own, other).interval() and answered_blocks(own) == {0, 1}
+    for row in own:
+        row.status = "failed" if row.block else "ok"
+    pairs = Pairs(own, other)
+    assert answered_blocks(own) == {0} and len(pairs.questions) == 8 and pairs.speedup()
+    assert pairs.interval() is None and compare(pairs.interval()) == "insufficient data"
+    first = [[row for row in side if not row.block] for side in (own, other)]
+    assert Pairs(*first).interval()  # all that the run measured
+
+
+def test_a_server_that_lacks_a_block_has_no_rank_and_takes_no_block_from_the_others(make_run: MakeRun) -> None:
+    run = read_run(make_run())
+    rows = summarise(run)
+    for row in run.rows:
+        row.block = int(row.question_id.rpartition("-")[2]) % 3
+    alone = rank_ranges(run, [row for row in rows if row.method != "medusa"])
+    assert set(rank_ranges(run, rows)) == {"ss", "medusa"}
+    for row in run.rows:
+        row.status = "failed" if row.method == "medusa" and row.block == 2 else "ok"
+    assert rank_ranges(run, rows) == alone and set(alone) == {"ss"}
 
 
 def test_methods_together_have_the_prompts_that_all_of_them_answered() -> None:

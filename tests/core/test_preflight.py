@@ -61,6 +61,7 @@ def test_a_dry_run_states_what_would_be_done_and_does_nothing(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("torch_kernels")  # which are not compiled into the empty cache
 def test_a_model_that_is_none_is_reported_before_questions_that_are_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +108,7 @@ def test_resuming_what_is_not_there_begins_with_a_word(tmp_path: Path, capsys: p
     assert not out.exists()
 
 
+@pytest.mark.usefixtures("torch_kernels")
 def test_what_a_model_lacks_is_reported_before_its_weights_are_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ from specbench_ss.runs.run_dir import RunDir, read_run
 from specbench_ss.stats.betting import BIASED, OUTSIDE, PIT_BINS, SampledTokens, bound, pool
 from specbench_ss.suite import Question, Suite, SuiteData
 from tests.core.test_runner import Recorder
+from tests.fabricated import paced
 from tests.planted_samplers import RULES, Drafting, bigram_target
 from tests.tiny import THOROUGH, thorough
 
@@ -146,7 +147,7 @@ def test_an_honest_method_passes(honest: Run) -> None:
 
 
 def test_a_method_that_promises_nothing_is_not_invalid(tmp_path: Path) -> None:
-    done = measured(tmp_path / "r", {"lossy": lossy()}, PLAIN, questions=4)
+    done = paced(measured(tmp_path / "r", {"lossy": lossy()}, PLAIN, questions=4))
     row = row_of(done, "lossy")
     assert row.bias == "biased" and row.comparison != "invalid" and row.speedup is not None
     assert verdict_text.output(row, done.manifest["config"]) == "not promised, biased"
@@ -222,7 +223,7 @@ def test_workers_compare_the_references_sampled_answers_too(tmp_path: Path, temp
 
 
 def test_methods_are_not_testable_where_plain_decoding_fails_the_test(tmp_path: Path) -> None:
-    done = measured(tmp_path / "r", {"greedy": Drafting(target(), RULES["greedy"])}, PLAIN, questions=4)
+    done = paced(measured(tmp_path / "r", {"greedy": Drafting(target(), RULES["greedy"])}, PLAIN, questions=4))
     for verdict in done.output_match:  # as where a fresh pass gives other logits than the steps
         if verdict.method == "ar" and verdict.sampled is not None:
             verdict.sampled.pit_counts = [TOKENS, *[0] * PIT_BINS]

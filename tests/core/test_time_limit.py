@@ -11,10 +11,13 @@ from specbench_ss.cli.main import main
 from specbench_ss.runs.run_dir import read_run
 
 PLUGIN = """
-import ctypes, time
-import torch
+import signal, time
 from specbench_ss import Decoder, DecodeState, DraftTree
-from specbench_ss.engine.generate import generate
+
+def ring():  # at once, and not at the limit, which honest methods meet on any machine
+    left, every_s = signal.getitimer(signal.ITIMER_REAL)
+    assert 0 < left <= 90 and every_s
+    signal.setitimer(signal.ITIMER_REAL, 0.01, every_s)
 
 class {kind}(Decoder):
     name, summary = "{name}", "misbehaves"
@@ -24,9 +27,9 @@ class {kind}(Decoder):
         return DraftTree.root_only(state.root)
 """
 BODIES = {
-    "hangs": "while True: pass",
-    "sleeps": "time.sleep(1000)",
-    "catches": "\n        while True:\n            try: time.sleep(1000)\n            except Exception: pass",
+    "hangs": "ring()\n        while True: pass",
+    "sleeps": "ring(); time.sleep(1000)",
+    "catches": "ring()\n        while True:\n            try: time.sleep(1000)\n            except Exception: pass",
     "exits": "raise SystemExit(3)",
     "listing": "return [1, 2]",
     "garbage": "return DraftTree([1, 2], DraftTree.root_only(state.root).topology)",
@@ -49,13 +52,13 @@ def plugin(folder: Path, *names: str) -> Path:
 def test_samples_over_the_limit_fail_and_the_run_goes_on(tmp_path: Path) -> None:
     names = tuple(BODIES)
     given = {"tasks": "qa", "limit": 1, "warmup": 0, "max_new_tokens": 4, "out": tmp_path / "run"}
-    run(["pld", *names], plugin=plugin(tmp_path, *names), timeout=0.4, **given)  # type: ignore[arg-type]
+    run(["pld", *names], plugin=plugin(tmp_path, *names), timeout=60.0, **given)  # type: ignore[arg-type]
     done = read_run(tmp_path / "run")
     assert done.manifest["status"] == "complete" and "timeout" not in done.manifest["config"]
     found = {row.method: row.error or "" for row in done.rows}
     assert found.pop("ar") == found.pop("pld") == ""
     for name, error in found.items():
-        assert error.startswith(STATED.get(name, "TimeoutError: no answer within 0.4 s")), (name, error)
+        assert error.startswith(STATED.get(name, "TimeoutError: no answer within 60 s")), (name, error)
 
 
 def test_a_run_is_resumed_with_another_limit(tmp_path: Path) -> None:
@@ -63,10 +66,10 @@ def test_a_run_is_resumed_with_another_limit(tmp_path: Path) -> None:
     file, out = plugin(tmp_path, "sleeps"), str(tmp_path / "run")
     words = ["run", "--methods", "sleeps", "--plugin", str(file), "--tasks", "qa", "--limit", "1", "--warmup", "0"]
     words += ["--max-new-tokens", "4", "--out", out]
-    assert main([*words, "--timeout", "0.2"]) == 1  # every sample of it failed
-    assert main([*words, "--timeout", "0.3", "--resume"]) == 1
+    assert main([*words, "--timeout", "60"]) == 1  # every sample of it failed
+    assert main([*words, "--timeout", "90", "--resume"]) == 1
     errors = [row.error for row in read_run(tmp_path / "run").rows if not row.ok]
-    assert errors == ["TimeoutError: no answer within 0.3 s"]
+    assert errors == ["TimeoutError: no answer within 90 s"]
 
 
 def test_what_cannot_be_interrupted_ends_the_process_in_a_line() -> None:

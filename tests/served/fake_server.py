@@ -7,10 +7,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from typing import Any
 
 WORD = json.dumps({"choices": [{"index": 0, "delta": {"content": "word "}, "finish_reason": None}]})
@@ -37,16 +38,20 @@ class Clock:
             self.now += seconds
 
 
+def ticking() -> Callable[[], float]:
+    """Return a clock that is 10 ms later at each reading: pieces of an answer are 10 ms apart on any machine."""
+    return count(0.0, 0.01).__next__
+
+
 @dataclass
 class Behaviour:
     """Behaviour of a server. mode: `ok`, or how it misbehaves, always or `after` so many good answers.
 
     per_chunk: tokens in a piece of text; each step of a drafting server drafts `drafted`, and all but one of a piece
     are accepted ones.
-    delay: seconds that its clock passes for each piece, of all of an answer before the first is sent. step_s: seconds
-    that it really waits before each piece. buffered: tokens of the first piece. pause: seconds that it really waits
-    before each answer, so that requests in flight are seen together. counted: sent as usage in mode `miscount`.
-    timings: in place of llama.cpp's.
+    delay: seconds that its clock passes for each piece, of all of an answer before the first is sent. buffered: tokens
+    of the first piece. pause: seconds that it really waits before each answer. counted: sent as usage in mode
+    `miscount`. timings: in place of llama.cpp's.
     page: how it misbehaves at pages: `endless`, `drip`, `silent`, `gzip`, or `deep`. answers: samples of a run by the
     last message; their outputs and counts are sent, as vLLM sends them.
     """
@@ -59,7 +64,6 @@ class Behaviour:
     per_chunk: int = 1
     drafted: int = 0
     delay: float = 0.0
-    step_s: float = 0.0
     buffered: int = 0
     pause: float = 0.0
     word: str = "word"
@@ -85,7 +89,7 @@ class Fake(ThreadingHTTPServer):
 
     def __init__(self, behaviour: Behaviour, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), Handler)
-        self.behaviour, self.lock, self.at_once = behaviour, threading.Lock(), 0
+        self.behaviour, self.lock, self.in_flight = behaviour, threading.Lock(), set[Handler]()
         self.stalled = threading.Event()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -185,14 +189,18 @@ class Handler(BaseHTTPRequestHandler):
         with self.server.lock:
             self.how.asked.append(body)
             number = len(self.how.asked)
-            self.server.at_once += 1
-            self.how.most_at_once = max(self.how.most_at_once, self.server.at_once)
+            self.server.in_flight.add(self)
+            self.how.most_at_once = max(self.how.most_at_once, len(self.server.in_flight))
         try:
             time.sleep(self.how.pause)
             self._answer(body, self.how.mode if number > self.how.after else "ok")
         finally:
-            with self.server.lock:
-                self.server.at_once -= 1
+            self._leave()
+
+    def _leave(self) -> None:
+        """Count the request as answered; called before the end is sent, since the client may then send another one."""
+        with self.server.lock:
+            self.server.in_flight.discard(self)
 
     def _answer(self, body: dict[str, Any], mode: str) -> None:
         if body["model"] not in self.how.models:
@@ -244,8 +252,8 @@ class Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
                 self.connection.close()
                 return
-            time.sleep(self.how.step_s if "content" in line else 0.0)
             self._chunk(f"{line}\n")
+        self._leave()
         self.wfile.write(b"0\r\n\r\n")
         with self.server.lock:
             self.how.counts["made"] += made + self.how.other_tokens

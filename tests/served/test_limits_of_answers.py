@@ -93,8 +93,8 @@ def measured(servers: list[Fake], questions: Path, out: Path, **more: Any) -> An
 
 
 def test_an_endless_answer_is_a_failed_sample_of_a_run(questions: Path, tmp_path: Path) -> None:
-    with serving() as good, serving(Behaviour(mode="drip", after=1)) as bad:
-        made = measured([good, bad], questions, tmp_path / "r", limit=2, concurrency=2, endpoint_timeout=1.0)
+    with serving() as good, serving(Behaviour(mode="endless text", after=1)) as bad:
+        made = measured([good, bad], questions, tmp_path / "r", limit=2, concurrency=2, endpoint_timeout=AMPLE_S)
     rows = made.samples
     assert set(rows[rows["method"] == "s0"]["status"]) == {"ok"} and made.manifest["status"] == "complete"
     assert set(rows[rows["method"] == "s1"]["status"]) == {"failed"}

@@ -116,8 +116,9 @@ FAILING = {
 
 @pytest.mark.parametrize("name", FAILING)
 def test_a_program_that_does_not_end_in_order_fails_with_a_reason(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "CPU_S", 5 if name in ("slow growth", "large file") else 1)
-    monkeypatch.setattr(sandbox, "WALL_S", 1 if name == "sleep" else 20)
+    monkeypatch.setattr(sandbox, "CPU_S", 1 if name in ("loop", "loop without mercy") else 20)
+    monkeypatch.setattr(sandbox, "WALL_S", 1 if name == "sleep" else 60)
+    monkeypatch.setattr(sandbox, "GRACE_S", 60.0)
     code, reason = FAILING[name]
     found = run_program(["x = 0", code, "assert True"])
     assert not found.passed
