@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated as Col
@@ -401,10 +401,7 @@ def _compared(a: Run, b: Run, label: str, task: str, voided: Change | None, apar
         changes = dict.fromkeys(METRICS, _nothing(FAILED, failed))
     else:
         tau = voided or _tau(own)
-        timed = _of_times(times, voided, apart)
-        if any(of.in_blocks and not shared.blocks for of, shared in zip(sides, times, strict=True)):
-            timed = {x: replace(c, interval=None, verdict=TOO_FEW) if c.interval else c for x, c in timed.items()}
-        changes = {"mean_acceptance_length": tau, "quality": _quality(own), **timed}
+        changes = {"mean_acceptance_length": tau, "quality": _quality(own), **_of_times(times, voided, apart)}
     n_failed = [sum(not row.ok for row in rows) for rows in asked]
     return ComparedRow(
         task=task,

@@ -76,8 +76,7 @@ class Pairs(Generic[S]):
     own_tokens, other_s, other_tokens: [prompts], means over repeats. n_sessions: number of processes that measured
     all of it. processes: how many took the times, whose effects are not measured: none with several sessions; None:
     two of servers, else one. levels: the samples are those of a load level, of which each repeat is taken for a
-    session. Its processes may have been the same ones, so they still count. in_blocks: the samples, failed ones among
-    them, are of several blocks.
+    session. Its processes may have been the same ones, so they still count.
     """
 
     def __init__(
@@ -85,7 +84,8 @@ class Pairs(Generic[S]):
     ) -> None:
         samples, baseline = list(samples), list(baseline)
         self.own, self.other = _paired(samples, baseline)
-        self.in_blocks = len({sample.block for sample in (*samples, *baseline)} - {None}) > 1
+        # of several blocks, with failed samples and those that only one of both answered
+        self._in_blocks = len({sample.block for sample in (*samples, *baseline)} - {None}) > 1
         session_of = [sample.repeat if levels else sample.session for sample in self.own]
         numbers = sorted(set(session_of))
         self.n_sessions = max(1, len(numbers))
@@ -154,7 +154,7 @@ class Pairs(Generic[S]):
         It is None below FEWEST questions, for a load level that was measured once, and where both answered one block
         of several.
         """
-        single = self.n_sessions == 1 if self._levels else self.in_blocks and not self.blocks
+        single = self.n_sessions == 1 if self._levels else self._in_blocks and not self.blocks
         if single:
             return None
         return speedup_interval(*self.by_question(), self.strata, self.processes, self.sessions(), self.blocks)
