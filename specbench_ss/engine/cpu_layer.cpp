@@ -603,6 +603,13 @@ void attend(
     auto y = (S*)y_;
     auto keys = (S*)keys_, values = (S*)values_;
     auto cos = (const S*)cos_, sin = (const S*)sin_, mask = (const S*)mask_;
+    if (q > MOST_TOKENS) {
+        for (long r = 0; r < q; r += MOST_TOKENS)
+            attend<X, W>(
+                w, x + r * h, (int)std::min<long>(MOST_TOKENS, q - r), y + r * h, keys, values, stride, past + r,
+                cos + r * d, sin + r * d, nullptr, causal, threads);
+        return;
+    }
     const size_t qkv_bytes = padded(sizeof(S) * q * wide), query_bytes = padded(sizeof(S) * q * w.heads * d),
                  normed_bytes = padded(sizeof(I) * q * h), attended_bytes = padded(sizeof(I) * q * w.heads * d);
     char* memory = scratch(
@@ -689,6 +696,14 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int adapter_start, boo
     const int adapter_rows = q - adapter_start, mlp_rows = replace_mlp ? adapter_start : q;
     auto x = (const S*)x_;
     auto y = (S*)y_;
+    if (q > MOST_TOKENS) {
+        for (long r = 0; r < q; r += MOST_TOKENS) {
+            const int count = (int)std::min<long>(MOST_TOKENS, q - r);
+            const int start = (int)std::clamp<long>(adapter_start - r, 0, count);
+            mlp<X, W>(w, x + r * h, count, y + r * h, start, replace_mlp, threads);
+        }
+        return;
+    }
     const size_t normed_bytes = padded(sizeof(I) * q * h), active_bytes = padded(sizeof(I) * q * inner);
     char* memory =
         scratch(normed_bytes + active_bytes + sizeof(I) * q * std::max({w.lora[2].rank, w.lora[3].rank, rank}));
@@ -795,7 +810,8 @@ void ssbench_linear(
 }
 
 // x [q, hidden] -> y [q, hidden], attention's contribution. keys, values: [kv_heads, stride / d, d], of which `past`
-// rows are filled and the next q are written. cos, sin: [q, d]. mask: additive [q, past + q], or null: `causal` decides.
+// rows are filled and the next q are written. cos, sin: [q, d]. mask: additive [q, past + q], or null: `causal` decides;
+// with more than MOST_TOKENS rows the pass must be causal and without a mask.
 void ssbench_attend(
     int pair, const Layer* w, const void* x, int q, void* y, void* keys, void* values, long stride, long past,
     const void* cos, const void* sin, const void* mask, int causal, int threads) {

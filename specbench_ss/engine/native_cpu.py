@@ -296,15 +296,13 @@ class NativeLayer:
             mask: additive [1, 1, q, past + q], or None.
             causal: without a mask, a token attends to no later one.
         """
-        out, threads = torch.empty_like(x), torch.get_num_threads()
-        mask_address = 0 if mask is None else mask.data_ptr()
-        states = x[0].split(MOST_ROWS), out[0].split(MOST_ROWS), *(table[0].split(MOST_ROWS) for table in rotary)
-        for rows, result, cos, sin in zip(*states, strict=True):
-            self.kernels.attend(
-                self.pair, self.layer, rows.data_ptr(), len(rows), result.data_ptr(), keys.data_ptr(),
-                values.data_ptr(), keys.stride(1), past, cos.data_ptr(), sin.data_ptr(), mask_address, causal, threads,
-            )  # fmt: skip
-            past += len(rows)
+        out = torch.empty_like(x)
+        cos, sin = rotary
+        self.kernels.attend(
+            self.pair, self.layer, x.data_ptr(), x.shape[1], out.data_ptr(), keys.data_ptr(), values.data_ptr(),
+            keys.stride(1), past, cos.data_ptr(), sin.data_ptr(), 0 if mask is None else mask.data_ptr(), causal,
+            torch.get_num_threads(),
+        )  # fmt: skip
         return out
 
     def mlp(self, x: Tensor, adapter_start: int | None = None, replace_mlp: bool = False) -> Tensor:
@@ -313,14 +311,8 @@ class NativeLayer:
         adapter_start: the first row whose adapter is added to the MLP, or replaces it. None: no row has one.
         """
         x = x.contiguous()
-        out, threads = torch.empty_like(x), torch.get_num_threads()
-        start = x.shape[:-1].numel() if adapter_start is None else adapter_start
-        parts = (states.view(-1, x.shape[-1]).split(MOST_ROWS) for states in (x, out))
-        for rows, result in zip(*parts, strict=True):
-            count = len(rows)
-            plain = min(max(start, 0), count)
-            self.kernels.mlp(
-                self.pair, self.layer, rows.data_ptr(), count, result.data_ptr(), plain, replace_mlp, threads
-            )
-            start -= count
+        out = torch.empty_like(x)
+        rows, threads = x.shape[:-1].numel(), torch.get_num_threads()
+        start = rows if adapter_start is None else adapter_start
+        self.kernels.mlp(self.pair, self.layer, x.data_ptr(), rows, out.data_ptr(), start, replace_mlp, threads)
         return out
