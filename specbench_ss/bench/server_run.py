@@ -52,7 +52,7 @@ from specbench_ss.runs.environment import busy
 from specbench_ss.runs.manifest import check_same_config, manifest_of, read_manifest
 from specbench_ss.runs.output_match import not_compared
 from specbench_ss.runs.records import ConcurrencyResult, OutputMatch, SampleRecord, counted
-from specbench_ss.runs.run_dir import BASELINE_ANSWERS, RunDir, check_out, read_baseline_answers, read_run
+from specbench_ss.runs.run_dir import RunDir, check_out, read_baseline_answers, read_run
 from specbench_ss.runs.server_tokens import decode_seconds
 from specbench_ss.suite import Suite, SuiteData, SuiteRequest
 
@@ -444,7 +444,7 @@ class ServedSession(Session):
 
     Servers that the run starts itself answer a block of questions each in turn, in an order that the manifest
     determines. Later turns continue the baseline's answers. In a block in which the baseline runs last, these are
-    untimed answers that it gave in the block before (BASELINE_ANSWERS).
+    untimed answers that it gave in the block before.
     """
 
     run_dir: RunDir
@@ -570,9 +570,7 @@ class ServedSession(Session):
                 self.warn_and_keep(f"{self.baseline} failed on {what}: {error_text(e)}")
                 self._check_server(self.baseline)
                 continue
-            line = {"question_id": question.id, "turn": turn, "text": text}
-            if error := self.run_dir.append_optional(BASELINE_ANSWERS, line):
-                raise UserError(error)
+            self.run_dir.append_baseline_answer(question.id, turn, text)
             answers[question.id, turn] = text
 
     def history(self, sample: Sample) -> list[str]:

@@ -305,11 +305,16 @@ class RunDir:
                 with _appending(self.path / name) as file:
                     storage.append(file, records)
 
-    def append_optional(self, name: str, line: dict[str, Any]) -> str:
-        """Append a line to TELEMETRY, DRAFTS or BASELINE_ANSWERS. Return the error, or ''.
+    def append_baseline_answer(self, question_id: str, turn: int, text: str) -> None:
+        """Commit an answer that later turns continue, and flush it to the disk."""
+        with self._write_access(), _appending(self.path / BASELINE_ANSWERS) as file:
+            storage.append(file, [{"question_id": question_id, "turn": turn, "text": text}])
 
-        No error is raised, since a run may go on without readings. After one the file gets no more lines in this
-        session, so that none follows an incomplete one.
+    def append_optional(self, name: str, line: dict[str, Any]) -> str:
+        """Append a line to an optional file, TELEMETRY or DRAFTS. Return the error, or ''.
+
+        No error is raised, since the run matters more. After one the file gets no more lines in this session, so that
+        none follows an incomplete one.
         """
         with self._write_access():
             if name in self._write_errors:
