@@ -22,6 +22,7 @@ from specbench_ss.errors import UserError, plugin_code, prefixed
 from specbench_ss.models.cpu_dtype import chosen_dtype
 from specbench_ss.models.devices import check_divided, device_class, resolve_device, resolve_dtype
 from specbench_ss.models.load import check_template, outline_of
+from specbench_ss.models.published_drafters import drafter_to_fetch
 from specbench_ss.models.quantize import check_quantize
 from specbench_ss.models.resolve import check_model
 from specbench_ss.options import MethodSpec, encodable
@@ -224,6 +225,7 @@ def check(
         check_same_plugins(output.out, read_manifest(output.out)["config"], config.as_dict())
     if loaded is None:
         check_divided(config.model, config.device, config.engine, config.quantize)
+        config = with_published_drafters(config, output.optional, note)
     config, notes = drop_unsupported(config, output.optional, loaded)
     for text in notes:
         note(text)
@@ -276,6 +278,25 @@ def check_methods(config: RunConfig, loaded: Target | None = None) -> tuple[Mode
             advice = registry.method_class(spec.name).check(registry.method_options(spec), info)
             advised[spec.label] = dict(advice or {})
     return info, advised
+
+
+def with_published_drafters(
+    config: RunConfig, optional: Collection[str], note: Callable[[str], None] = lambda _: None
+) -> RunConfig:
+    """Name a published drafter for each method of a hub model that has no weights, given or bundled; note its source.
+
+    optional: labels of methods that nobody named, which get none: `all` must not download every drafter.
+    """
+    methods = []
+    for spec in config.methods:
+        found = None if spec.label in optional else drafter_to_fetch(config.model, spec)
+        if found is not None:
+            spec = replace(spec, options={"weights": found.drafter, **spec.options})
+            if spec.label in (other.label for other in config.methods):
+                raise UserError(f"method {spec.label!r} is given twice: its drafter is the published one")
+            note(f"{spec.name} has no bundled weights for {config.model}: using {found.drafter} ({found.page})")
+        methods.append(spec)
+    return replace(config, methods=tuple(methods))
 
 
 def drop_unsupported(

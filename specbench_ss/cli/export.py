@@ -16,17 +16,20 @@ from specbench_ss.cli.printing import result_table, widen
 from specbench_ss.cli.shared import print_json
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.results import exchange
+from specbench_ss.results.acceptance_profile import write_profiles
 from specbench_ss.results.analysis import analyse
 from specbench_ss.results.exchange import RescoredRow, limitations, rescored
 from specbench_ss.results.sample_checks import unfinished
 from specbench_ss.results.summary import OVERALL
-from specbench_ss.results.table import summary_markdown
+from specbench_ss.results.table import summary_latex, summary_markdown
 from specbench_ss.results.text import format_number, format_speedup, interval, title
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run, run_around
 from specbench_ss.storage import write_text
 
-Form = Literal["specbench", "csv", "parquet", "markdown"]
+Form = Literal["specbench", "csv", "parquet", "profile", "markdown", "latex"]
+FOLDERS = exchange.FOLDERS | {"profile": write_profiles}  # forms of several files
+TABLES = {"markdown": summary_markdown, "latex": summary_latex}
 COLUMNS = (
     "method", "speedup", "95% CI", "τ", "τ−1", "stored τ", "Spec-Bench", "same text", "tok/s", "prompts",
 )  # fmt: skip
@@ -38,14 +41,15 @@ def command(
         Form,
         typer.Option(
             help="specbench: one answer file per method in Spec-Bench's format. csv, parquet: samples, steps, output "
-            "matches and summary. markdown: the summary as a table."
+            "matches and summary. profile: acceptance by position (speculation_profile.json) and by draft length "
+            "(golden_al.yaml). markdown, latex: the summary as a table."
         ),
     ],
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="Folder outside of run directories. Default: RUN/FORM. For markdown: a file, by default the terminal.",
+            help="Folder outside of run directories. Default: RUN/FORM. For a table: a file, by default the terminal.",
         ),
     ] = None,
 ) -> None:
@@ -62,8 +66,8 @@ def command(
 
 
 def _write(run: Run, form: Form, out: Path | None) -> None:
-    if form == "markdown":
-        text = summary_markdown(analyse(run))
+    if table := TABLES.get(form):
+        text = table(analyse(run))
         if out is None:
             print(text, end="")
             return
@@ -76,7 +80,7 @@ def _write(run: Run, form: Form, out: Path | None) -> None:
     if folder.resolve() != run.path.resolve() / form:
         _check_outside(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for problem in exchange.FOLDERS[form](analyse(run), folder):
+    for problem in FOLDERS[form](analyse(run), folder):
         print(f"ssbench: warning: {problem}", file=sys.stderr)
     print(f"written: {folder}")
 

@@ -6,6 +6,7 @@ import json
 import shlex
 import warnings
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -23,6 +24,7 @@ from specbench_ss.models.bundled import DRAFTERS
 from specbench_ss.models.catalog import fetchable, fetchable_model
 from specbench_ss.models.fetch import fetch as fetch_model
 from specbench_ss.models.load import check_template, load_target, outline_of
+from specbench_ss.models.published_drafters import drafter_to_fetch, published_drafters
 from specbench_ss.models.resolve import available
 from specbench_ss.options import MethodSpec
 from specbench_ss.registry import ALL
@@ -32,7 +34,8 @@ from specbench_ss.storage import writing
 UNDECIDED = 1  # exit code: neither works (0) nor fails (2)
 
 app = typer.Typer(
-    help="List the bundled models, fetch one, check a model with a method, or convert a drafter for vLLM.",
+    help="List the bundled models, fetch one, list published drafters, check a model with a method, or convert a "
+    "drafter for vLLM.",
     invoke_without_command=True,
 )
 
@@ -83,6 +86,23 @@ def fetch(
 
 
 @app.command()
+def drafters(
+    model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Hub id, or a part of it.", show_default=False)] = "",
+) -> None:
+    """List drafters that others published on the Hugging Face hub, by target and method, with the pages that name them.
+
+    `ssbench run` takes the first one of a target and method where no weights are given and none are bundled.
+    """
+    found = [drafter for drafter in published_drafters() if model.lower() in drafter.target.lower()]
+    if not found:
+        print(f"no published drafter is known for {model}; give one as METHOD[weights=PATH_OR_HUB_ID]")
+    for target, of_target in groupby(found, key=lambda drafter: drafter.target):
+        print(target)
+        for one in of_target:
+            print(f"  {one.method:<8} {one.drafter}  ({', '.join(filter(None, (one.layout, one.licence, one.page)))})")
+
+
+@app.command()
 def check(
     model: Annotated[str, typer.Argument(help=MODEL)],
     method: Annotated[
@@ -101,6 +121,8 @@ def check(
     """
     warnings.simplefilter("default", ServingWarning)
     spec = _one_method(method, set or [])
+    if published := drafter_to_fetch(model, spec):
+        spec = replace(spec, options={"weights": published.drafter, **spec.options})
     kind, options = registry.method_class(spec.name), registry.method_options(spec)
     info = outline_of(model, trust_remote_code=trust_remote_code, chat_template=chat_template)
     print(f"model    {_summary(info)}")

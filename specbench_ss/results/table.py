@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pandas as pd
+
 from specbench_ss.results import ranking, text
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.concurrency import ConcurrencyRow, limits_text
@@ -69,10 +71,11 @@ def ranking_columns(config: Mapping[str, Any]) -> dict[str, Column]:
     return {column.key: column for column in columns}
 
 
-MARKDOWN = (  # keys of the columns of the summary in Markdown
+EXPORTED = (  # keys of the columns of the summary in Markdown and LaTeX
     "task", "method", "speedup", "speedup_interval", "comparison", "mean_acceptance_length", "output", "quality",
     "tokens_per_s", "n_prompts",
 )  # fmt: skip
+LATEX = {ord(sign): text for sign, text in (("τ", r"$\tau$"), ("×", r"$\times$"), ("≈", r"$\approx$"), ("–", "--"))}
 LOADS = "By load: throughput, and medians over requests"
 RATES = ", or arrivals per second (/s), which set the throughput; times then count from the planned arrival"
 
@@ -149,14 +152,26 @@ def markdown_table(columns: Sequence[Column], rows: Iterable[Any]) -> str:
 
 def summary_markdown(results: Results) -> str:
     """Return the summary of a run as a Markdown table: all tasks together first, then every task."""
+    return markdown_table(*_summary(results))
+
+
+def summary_latex(results: Results) -> str:
+    """Return the summary of a run as a LaTeX table, which needs the package booktabs."""
+    columns, rows = _summary(results)
+    cells = pd.DataFrame([[c.cell(row) for c in columns] for row in rows], columns=[c.title for c in columns])
+    sides = "".join("l" if c.left else "r" for c in columns)
+    return cells.to_latex(index=False, escape=True, column_format=sides).translate(LATEX)
+
+
+def _summary(results: Results) -> tuple[list[Column], list[SummaryRow]]:
+    """Return columns and rows of the summary. The speedup has no mark, since the verdict has a column."""
     columns, tasks = ranking_columns(results.config), list(dict.fromkeys(row.task for row in results.rows))
     tasks = tasks if len(tasks) > 2 else tasks[:1]  # a single task is all of them
     rows: list[SummaryRow] = []
     for task in tasks:
         rows += ranking.by_speed([row for row in results.rows if row.task == task])
-    # without a mark, since the verdict has a column
     columns["speedup"] = replace(columns["speedup"], cell=lambda row: format_speedup(row.speedup))
-    return markdown_table([columns[key] for key in MARKDOWN], rows)
+    return [columns[key] for key in EXPORTED], rows
 
 
 def levels_markdown(results: Results) -> str:

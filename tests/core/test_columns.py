@@ -11,7 +11,7 @@ from rich.console import Console
 from specbench_ss.cli.printing import COLUMNS, print_verbose
 from specbench_ss.results.analysis import Results, analyse
 from specbench_ss.results.frames import SUMMARY
-from specbench_ss.results.table import MARKDOWN, ranking_columns, summary_markdown
+from specbench_ss.results.table import EXPORTED, ranking_columns, summary_latex, summary_markdown
 from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
 
@@ -43,7 +43,21 @@ def test_markdown_has_the_numbers_of_the_terminal(results: Results) -> None:
     assert " ".join(lines[head + 1].split()) == cells
 
 
+def test_latex_has_the_numbers_of_markdown(results: Results) -> None:
+    results.rows[1] = replace(results.rows[1], method="ss[weights=a_b]", quality=None)
+    assert summary_latex(results).splitlines() == [
+        r"\begin{tabular}{llrrlrlrrr}",
+        r"\toprule",
+        r"task & method & speedup & 95\% CI & verdict & $\tau$ & output & quality & tokens/s & n \\",
+        r"\midrule",
+        r"all & ss[weights=a\_b] & 1.83$\times$ & 1.71--1.97 & faster & 2.50 & identical & -- & 1,234.5 & 5 \\",
+        r"all & ar & 1.00$\times$ &  & baseline & 2.50 & baseline & 0.50 & 1,234.5 & 5 \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+
+
 def test_the_keys_of_columns_are_those_of_the_summary(results: Results) -> None:
     columns = ranking_columns(results.config)
     names = {column.name for column in SUMMARY} | {"speedup_interval"}
-    assert columns.keys() <= names and {*MARKDOWN, *COLUMNS} <= columns.keys()
+    assert columns.keys() <= names and {*EXPORTED, *COLUMNS} <= columns.keys()

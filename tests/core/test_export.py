@@ -97,6 +97,8 @@ def test_markdown_is_a_table_of_the_summary(
     lines = reported.splitlines()
     assert len(lines) == 2 + 2 * 5 and {line.count("|") for line in lines} == {11}
     assert "| all | ss[k=1] | " in reported and "×" in lines[3]
+    assert main(["export", str(run), "--form", "latex"]) == 0
+    assert "all & ss[k=1] & " in (latex := capsys.readouterr().out) and latex.isascii()
     assert table(("a",), [("x|y<b>",)], ()) == "| a |\n| ---: |\n| x\\|y&lt;b> |\n"
 
 
@@ -107,7 +109,7 @@ def called_rows(run: Path) -> Path:
     return run
 
 
-@pytest.mark.parametrize("form", ["specbench", "csv", "parquet", "markdown"])
+@pytest.mark.parametrize("form", ["specbench", "csv", "parquet", "profile", "markdown", "latex"])
 def test_nothing_is_written_over_a_run(
     make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
 ) -> None:
@@ -117,7 +119,7 @@ def test_nothing_is_written_over_a_run(
     before = {file: file.read_bytes() for file in (*run.iterdir(), *other.iterdir())}
     for out in (run, link, run / "new", link / "samples.jsonl", other, other / "a" / "b"):
         assert "run directory" in failing(["export", str(run), "--form", form, "--out", str(out)], capsys)
-    if form != "markdown":
+    if form not in ("markdown", "latex"):
         (run / form).symlink_to(other)
         assert "run directory" in failing(["export", str(run), "--form", form], capsys)
         (run / form).unlink()

@@ -1,0 +1,192 @@
+"""Acceptance of a run for other tools: NVIDIA's speculation profiles, InferenceX's golden acceptance lengths.
+
+A profile has the acceptance by draft position under two conditions: that all earlier tokens of the draft were accepted
+(`conditional_accept_rates`, for Dynamo's simulator), and under none (`marginal_accept_rates`, the probability that all
+tokens up to this one are accepted, for vLLM's synthetic acceptance). Schema 1.0, of NVIDIA's Model-Optimizer (pull
+request 2247). The golden lengths are a YAML file that maps model, thinking mode and draft length to the mean number of
+tokens per step (`golden_al_distribution` of SemiAnalysisAI/InferenceX).
+
+Positions are depths in the draft: of a tree they count along the accepted path, and the profile names the tree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from specbench_ss.engine.sampling import BLOCK
+from specbench_ss.errors import UserError
+from specbench_ss.options import MethodSpec
+from specbench_ss.results.analysis import Results
+from specbench_ss.results.exchange import file_names
+from specbench_ss.results.summary import Tally, tally
+from specbench_ss.runs.records import Run, SampleRecord
+from specbench_ss.storage import write_text
+
+SCHEMA_VERSION = "1.0"
+TOLERANCE = 0.02  # between the mean and the one that the marginal rates imply, as in the schema's own check
+THINKING = ("enable_thinking", "thinking")  # variables of chat templates
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Acceptance of a method: its samples, and the tally of their steps."""
+
+    label: str
+    rows: Sequence[SampleRecord]
+    tally: Tally
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """Return the number of steps by accepted draft tokens: [0, 1, ..]."""
+        return [int(count) for count in self.tally.reached.sum(0)]
+
+    @property
+    def draft_length(self) -> int:
+        """Return the depth of the deepest draft."""
+        return len(self.tally.reached) - 1
+
+    @property
+    def mean_length(self) -> float:
+        """Return the mean number of tokens per step: accepted ones and the target's."""
+        return 1 + sum(i * count for i, count in enumerate(self.counts)) / self.tally.steps
+
+    @property
+    def marginal(self) -> list[float]:
+        """Return the share of all steps in which the draft is accepted up to each position."""
+        return [sum(self.counts[p:]) / self.tally.steps for p in range(1, self.draft_length + 1)]
+
+    @property
+    def conditional(self) -> list[float]:
+        """Return the marginal rates, each relative to that of the position before; 0 after a rate of 0."""
+        rates = [1.0, *self.marginal]
+        return [own / before if before else 0.0 for before, own in zip(rates, rates[1:], strict=False)]
+
+
+def write_profiles(results: Results, folder: Path) -> list[str]:
+    """Write a profile for each method that drafts, and golden lengths for all variants of each; return what is missing.
+
+    Raises UserError for a run of served engines.
+    """
+    run = results.run
+    if run.served:
+        raise UserError("a profile needs the accepted tokens of every step, which servers do not report")
+    notes, names = [], file_names(run.labels)
+    of_method: dict[str, list[Acceptance]] = {}
+    for label in run.labels:
+        rows = [row for row in run.of(label) if row.ok]
+        own = Acceptance(label, rows, tally(rows, run.steps))
+        if own.draft_length < 1:
+            notes += [] if label == run.baseline else [f"{label}: it drafted nothing, so it has no profile"]
+            continue
+        stem = names[label].removesuffix(".jsonl")
+        text = json.dumps(profile(own, run), ensure_ascii=False, indent=2)
+        write_text(folder / f"{stem}.speculation_profile.json", text + "\n")
+        of_method.setdefault(MethodSpec.parse(label.partition("#")[0]).name, []).append(own)
+    for method, variants in of_method.items():
+        text, left_out = golden_lengths(method, variants, run)
+        write_text(folder / f"{method}.golden_al.yaml", text)
+        notes += left_out
+    return notes
+
+
+def profile(own: Acceptance, run: Run) -> dict[str, Any]:
+    """Return the content of a method's speculation_profile.json."""
+    length, mean = own.draft_length, round(own.mean_length, 6)
+    whole = run.manifest["config"].get("verification") == BLOCK  # accepts a whole block or none of it
+    options = run.entry(own.label).get("options", {})
+    answers = {row.category: [other for other in own.rows if other.category == row.category] for row in own.rows}
+    by_task = {task: Acceptance(own.label, rows, tally(rows, run.steps)) for task, rows in answers.items()}
+    implied = 1 + sum(own.marginal)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "measured": True,
+        "method": run.entry(own.label)["name"],
+        "draft_checkpoint": {"id": public_id(str(options.get("weights") or "")) or None},
+        "target_model": {"id": public_id(run.manifest["model"]["name"])},
+        "num_speculative_tokens": length,
+        "block_size": None,
+        "max_supported_k": length,
+        "verification_method": "block" if whole else "longest_prefix",
+        "conditional_accept_rates": None if whole else [round(rate, 6) for rate in own.conditional],
+        "marginal_accept_rates": None if whole else [round(rate, 6) for rate in own.marginal],
+        **({"vectors_unavailable_reason": "block verification has no longest-prefix distribution"} if whole else {}),
+        "mean_accept_length": mean,
+        "mean_accept_length_per_request": round(float(own.tally.tau_of.mean()), 6),
+        "accept_length_model": "measured_per_k",
+        "accept_length_by_k": {str(length): mean},
+        "acceptance_length_histogram": {str(i + 1): count for i, count in enumerate(own.counts) if count},
+        "per_category": {task: {"mean_accept_length": round(one.mean_length, 6)} for task, one in by_task.items()},
+        "measurement_conditions": conditions(own, run),
+        "validation": {
+            "mean_consistency": {
+                "implied_mean_accept_length": round(implied, 6),
+                "reported_mean_accept_length": mean,
+                "abs_delta": round(abs(implied - mean), 6),
+                "tolerance": TOLERANCE,
+                "passed": abs(implied - mean) <= TOLERANCE,
+            },
+            "marginal_monotonicity": {"passed": True, "violations": []},
+        },
+    }
+
+
+def conditions(own: Acceptance, run: Run) -> dict[str, Any]:
+    """Return what the rates depend on: questions, sampling, and the shape of the drafts."""
+    config, suite, model = run.manifest["config"], run.manifest["suite"], run.manifest["model"]
+    options = run.entry(own.label).get("options", {})
+    tree = own.tally.sums["draft_nodes"] > own.tally.sums["draft_depth"]
+    return {
+        "engine": f"ssbench {run.manifest['version']}",
+        "dataset": suite["name"],
+        "dataset_edition": suite.get("edition"),
+        "dataset_sha256": suite.get("content_hash"),
+        "num_samples": own.tally.samples,
+        "num_steps": own.tally.steps,
+        "osl": suite["max_new_tokens"],
+        "temperature": config.get("temperature"),
+        "top_p": config.get("top_p"),
+        "concurrency": 1,
+        "dtype": model["dtype"],
+        "draft_shape": "tree" if tree else "chain",
+        "draft_nodes_per_step": round(own.tally.sums["draft_nodes"] / own.tally.steps, 3),
+        "options": {**options, "weights": public_id(str(options["weights"]))} if options.get("weights") else options,
+    }
+
+
+def golden_lengths(method: str, variants: Sequence[Acceptance], run: Run) -> tuple[str, list[str]]:
+    """Return mean tokens per step by draft length as YAML, and a note on each variant that has no place in it."""
+    suite, config = run.manifest["suite"], run.manifest["config"]
+    lengths: dict[int, Acceptance] = {}
+    for one in variants:
+        lengths.setdefault(one.draft_length, one)
+    notes = [
+        f"{one.label}: golden lengths have {lengths[one.draft_length].label} for {one.draft_length} draft tokens"
+        for one in variants
+        if lengths[one.draft_length] is not one
+    ]
+    lines = [
+        "# Acceptance length (AL): tokens per step, the target's included",
+        f"# dataset: {suite['name']} | temperature: {config.get('temperature')} | output_len: {suite['max_new_tokens']}",
+        f"# speculative-config: method={method} | measured with ssbench, key = draft length, value = AL",
+        f"{public_id(run.manifest['model']['name'])}:",
+        f"  {thinking_mode(config)}:",
+        *(f"    {length}: {one.mean_length:.2f}" for length, one in sorted(lengths.items())),
+    ]
+    return "\n".join(lines) + "\n", notes
+
+
+def thinking_mode(config: Mapping[str, Any]) -> str:
+    """Return 'thinking_on' or 'thinking_off' as variables of the chat template state it, else 'default'."""
+    variables = json.loads(config.get("chat_template_kwargs") or "{}")
+    stated = next((variables[name] for name in THINKING if name in variables), None)
+    return "default" if stated is None else f"thinking_{'on' if stated else 'off'}"
+
+
+def public_id(name: str) -> str:
+    """Return a model's name or path without the folders of a machine: its last two parts, as of a hub id."""
+    return "/".join(name.replace("\\", "/").strip("/").split("/")[-2:])
