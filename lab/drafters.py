@@ -62,7 +62,7 @@ APPS_TEXT = Course(600, 8, 6, 20, APP_WEIGHTS, 600 * 8 * 512)
 class AppsDraft(TunedDraft):
     """One LoRA of the small draft for the three applications, so that one run of `sd` can draft for all.
 
-    The papers (2024 sec. 4; ACL table 5, caption) tune one draft for each.
+    The papers (2024 sec. 4; EMNLP table 5, caption) tune one draft for each.
     """
 
     @classmethod
@@ -110,7 +110,7 @@ _STREAMS = {"adapter_rank": 128, "init_rank": 64, "embedding_lr": 0.1}
 _LARGE_STREAMS = {"adapter_rank": 32, "init_rank": 0}
 _STREAM_ADVICE = {"advice": {"k": 3, "n_draft": 4}}
 _STREAM_LR = 1.5e-2
-# ACL sec. 3: LoRA for main and stream rows. The 2024 paper's main rows attend to main rows only (eq. 1).
+# EMNLP sec. 3: LoRA for main and stream rows. The 2024 paper's main rows attend to main rows only (eq. 1).
 _SHARED = {"mode": "shared", "lora_rank": 32, "embedding_lr": 0.1}
 _EQ1 = {**_SHARED, "main_attends_streams": False}
 _TREE = {"total_tokens": 8, "depth": 3, "top_k": 2}

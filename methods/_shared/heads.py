@@ -350,7 +350,8 @@ def best_marginal_nodes(
 ) -> tuple[Tensor, AnyTopology]:
     """Return token ids [n] and topology of the greatest path probabilities, with positions treated as independent.
 
-    It is Medusa's tree, rebuilt in each step. The top probabilities of the positions are copied to the host once.
+    It is Medusa's tree, rebuilt in each step (DDTree over DFlash). The positions' top probabilities are copied to the
+    host once.
 
     logits: [positions, V]. certain_first: the first position has one token, its top one. owner: method, for errors.
     """

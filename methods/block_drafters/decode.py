@@ -1,7 +1,9 @@
 """Decoding with drafters that draft every token of a step in one pass: DFlash and P-EAGLE.
 
 The logits of the draft positions are verified as a chain or as a tree of marginals. DFlash: Chen et al. 2026,
-arXiv:2602.06036. P-EAGLE: Hui et al. 2026, arXiv:2602.01469.
+arXiv:2602.06036. P-EAGLE: Hui et al. 2026, arXiv:2602.01469. Trees over DFlash: DDTree (Ringel and Romano 2026,
+arXiv:2604.12989), here with at most k tokens per position; with a correction as PCTree (Li et al. 2026,
+arXiv:2608.02123) over DSpark, here grown as in EAGLE-2 and for every kind of correction.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class BlockDraftOptions(Bounded):
     mode: Literal["chain", "tree"] = option(
         "chain",
         "Draft shape. chain: top-1 token at each position, as published. tree: the nodes with the "
-        "greatest product of the positions' probabilities (an extension, not in the papers).",
+        "greatest product of the positions' probabilities (as DDTree and PCTree; not in the drafters' papers).",
     )
     nodes: Annotated[int, Ge(0), Le(MOST_NODES)] = option(
         0, f"Maximum number of drafted nodes per step. 0: all of a chain, {TREE_NODES} of a tree."

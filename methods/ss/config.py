@@ -34,7 +34,7 @@ class StreamConfig(Bounded):
     stream_init: Literal["embedding", "rotation"] = "embedding"  # embeddings P_j (eq. 4) or rotated values (eq. 8)
     rotation_step: Annotated[float, Ge(0), Le(math.pi / 2)] = 0.0  # radians per stream; 0 = the largest, pi / 2 N_max
     mode: Literal["lossless", "shared"] = "lossless"  # shared: LoRA in every layer for main and stream rows
-    main_attends_streams: bool = False  # eq. 3 of the ACL text; False = eq. 1 of 2024
+    main_attends_streams: bool = False  # eq. 3 of the EMNLP text; False = eq. 1 of 2024
     lora_rank: Annotated[int, Ge(0)] = 0
     keep_mlp: bool = False  # use the MLP and the adapter
     root_rank: Annotated[int, Ge(0)] = 0  # of the map that conditions streams on the root; 0 = unconditioned

@@ -65,7 +65,7 @@ class SpeculativeStreaming(Decoder):
 
     name = "ss"
     summary = "Speculative Streaming, lossless: streams in the frozen base, tree, pruning, fused pass"
-    paper = "Bhendawade et al., arXiv:2402.11131 and ACL"
+    paper = "Bhendawade et al. 2024, arXiv:2402.11131; 2025, EMNLP main 986"
     Options: ClassVar[type[Any]] = SSOptions
     bundled_folder: ClassVar[str] = "ss"  # name of the folder bundled with a model
     mode: ClassVar[str] = "lossless"

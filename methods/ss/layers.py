@@ -1,6 +1,6 @@
 """Multi-stream attention: trained streams, their rows, masks and layers.
 
-Equations of the ACL paper; M main states, S stream states, gamma streams, N_s MSA layers on top, h hidden size.
+Equations of the EMNLP paper; M main states, S stream states, gamma streams, N_s MSA layers on top, h hidden size.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class Layout:
     """Row layout of an MSA layer: `mains` main rows, then gamma streams of each carrier row.
 
-    stream_top_p: number of main keys that streams attend to (ACL H.1), 0 = all; if set, every main row is a carrier.
+    stream_top_p: number of main keys that streams attend to (EMNLP H.1), 0 = all; if set, every main row is a carrier.
     """
 
     mains: int
@@ -98,7 +98,7 @@ def segment_visibility(
     """Return the mask of a training segment of `length` main rows at `start`, including the keys before it.
 
     carriers int64 [B, c]: indices of carrier rows in the segment; real bool [B, c]: False for padding. The mask is as
-    in `stream_visibility`, bool [B, length + c*gamma, start + length + c*gamma] (ACL appendix I).
+    in `stream_visibility`, bool [B, length + c*gamma, start + length + c*gamma] (EMNLP appendix I).
     """
     b, c = carriers.shape
     keys = torch.arange(start + length, device=carriers.device)
@@ -167,7 +167,7 @@ def top_p(target: Target, layout: Layout) -> Iterator[None]:
 def top_p_attention(
     module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float | None = None, **more: Any
 ) -> tuple[Tensor, None]:
-    """Compute ACL H.1: q [B, H, m + m*gamma, d], k, v [B, H_kv, past + m + m*gamma, d] -> [B, rows, H, d].
+    """Compute EMNLP H.1: q [B, H, m + m*gamma, d], k, v [B, H_kv, past + m + m*gamma, d] -> [B, rows, H, d].
 
     mask additive [B or 1, 1, rows, keys]. A stream attends, per head, to the p main keys (cached ones and its
     main row's ancestors) with the largest coefficients of its main row, and to its row's earlier streams. Main rows use

@@ -1,4 +1,4 @@
-"""`ssbench train ss`: streams in lossless and shared mode (ACL sec. 2.1, eq. 6).
+"""`ssbench train ss`: streams in lossless and shared mode (EMNLP sec. 2.1, eq. 6).
 
 Segment attention (appendix I), lossless mode: prompt positions have no streams. Anchors are processed in segments;
 streams attend to earlier main keys and to streams of their own position. A segment is recomputed in the backward pass,
@@ -47,7 +47,7 @@ from specbench_ss.training.losses import LossKind, LossWarmup, head_loss, head_s
 from specbench_ss.training.trainer import DrafterTrainer, checkpointing_option
 
 SHARED_RANK = 32  # of the 2024 baseline
-LOSSLESS_RANK = 8  # R_s, ACL sec. 2.1
+LOSSLESS_RANK = 8  # R_s, EMNLP sec. 2.1
 
 
 @dataclass(frozen=True, slots=True)

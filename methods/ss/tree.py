@@ -23,7 +23,7 @@ SHORTLIST = 32  # tokens of a level whose probabilities are corrected by their p
 
 @dataclass(frozen=True, slots=True)
 class FullTree:
-    """The Cartesian tree (ACL sec. 2.2): every token of level g under every token of level g - 1.
+    """The Cartesian tree (EMNLP sec. 2.2): every token of level g under every token of level g - 1.
 
     topology: 1 + sum_g k^g nodes. slots int64 [nodes - 1]: level * k + rank of each drafted node, into flattened top-k.
     path bool [nodes - 1, gamma * k]: slots on the path to each node, itself included. depths: of the drafted nodes.
@@ -135,7 +135,7 @@ def nodes_to_score(tree: DraftTree, leaves: bool = False) -> tuple[Tensor, Tenso
 
 
 def prune(tree: DraftTree, parents: Tensor, exit_logits: Tensor, n_keep: int, threshold: float) -> Tensor:
-    """Return the kept nodes (ACL sec. 2.3), int64 [<= n_keep], ascending, ancestor-closed, root included.
+    """Return the kept nodes (EMNLP sec. 2.3), int64 [<= n_keep], ascending, ancestor-closed, root included.
 
     exit_logits [m, V]: early-exit logits of nodes; parents [n - 1]: row of each drafted node's parent in them. A node's
     transition probability is its parent's softmax at its token; below the threshold its subtree is pruned. Then the

@@ -166,7 +166,7 @@ class Ablations(TrainingExperiment):
             yield from (((v, seed), job.folder) for v, job in zip(same, jobs_of(drafters, config), strict=True))
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """Test ACL abstract: acceptance with few parameters; app. N.1: f_eta may be the identity. Few seeds each."""
+        """Test EMNLP abstract: acceptance with few parameters; app. N.1: f_eta may be the identity. Few seeds each."""
         summary, seeds = (records(grid) for grid in result.grids[:2])
         return [*_few_parameters(summary), *_identity(summary, seeds)]
 
@@ -175,7 +175,7 @@ Rows = Sequence[Mapping[str, Value]]
 
 
 def _few_parameters(summary: Rows) -> list[Claim]:
-    """Test streams of the papers' rank against the better of Medusa's forms (ACL abstract)."""
+    """Test streams of the papers' rank against the better of Medusa's forms (EMNLP abstract)."""
     of = {row["drafter"]: (tau, row["parameters"]) for row in summary if (tau := number_or_none(row["τ"])) is not None}
     rivals = [of[name] for name in (MEDUSA, f"{MEDUSA}, the base's LM head") if name in of]
     if SMALL not in of or not rivals:
@@ -187,7 +187,7 @@ def _few_parameters(summary: Rows) -> list[Claim]:
 
 
 def _identity(summary: Rows, seeds: Rows) -> list[Claim]:
-    """Test the identity against learnt maps (ACL app. N.1: similar performance, with far fewer parameters).
+    """Test the identity against learnt maps (EMNLP app. N.1: similar performance, with far fewer parameters).
 
     They are equal if neither accepts more tokens per pass with every seed; text and order of a seed are the same.
     """

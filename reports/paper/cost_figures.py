@@ -50,7 +50,7 @@ FLOP_COUNTS = (  # and the columns that they hold against each other: the stream
 PRINTED = tuple(
     dict.fromkeys(
         (row["model"], row["method"], row["parameters"], where)
-        for where, name in (("2024 table 1", "2024-table-1"), ("ACL table 3", "table-3"))
+        for where, name in (("2024 table 1", "2024-table-1"), ("EMNLP table 3", "table-3"))
         for row in published(name)
         if row["parameters"]
     )
@@ -68,11 +68,11 @@ def as_printed(count: int, text: str) -> str:
 
 
 class Parameters(CountedExperiment):
-    """The extra-parameter columns of 2024 table 1 and ACL table 3."""
+    """The extra-parameter columns of 2024 table 1 and EMNLP table 3."""
 
     name = "parameters"
     title = "extra parameters of each method, counted on published shapes"
-    source = "ACL table 3, 2024 table 1"
+    source = "EMNLP table 3, 2024 table 1"
     rows = {"every published model, without weights": ""}
 
     def claims(self, result: Result) -> Sequence[Claim]:
@@ -112,7 +112,7 @@ class _Overheads(CountedExperiment):
         return self.show(all_overheads(BASE))
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """Test ACL sec. 1: fewer additional parameters and FLOPs than state-of-the-art methods, by each count."""
+        """Test EMNLP sec. 1: fewer additional parameters and FLOPs than state-of-the-art methods, by each count."""
         statement = "Streaming needs fewer parameters and FLOPs than other methods (here: {})"
         return [smallest(statement.format(title), OURS, _compared(result.grids[0], title)) for title in self.compared]
 
@@ -130,7 +130,7 @@ def _compared(grid: Grid, title: str) -> dict[str, float]:
 class Figure8(_Overheads):
     """Figure 8: parameters and memory access."""
 
-    name, source, compared = "figure-8", "ACL figure 8", ("parameters",)
+    name, source, compared = "figure-8", "EMNLP figure 8", ("parameters",)
     title = f"parameters and memory access of each drafter at {BASE}"
 
     def show(self, found: dict[str, Overhead]) -> Result:
@@ -151,7 +151,7 @@ class Figure8(_Overheads):
 class Figure9(_Overheads):
     """Figure 9: FLOPs, per draft and of one node."""
 
-    name, source, compared = "figure-9", "ACL figure 9", (WHOLE, ONE_NODE)
+    name, source, compared = "figure-9", "EMNLP figure 9", (WHOLE, ONE_NODE)
     title = f"FLOPs of one draft of each drafter at {BASE}"
 
     def show(self, found: dict[str, Overhead]) -> Result:
@@ -164,7 +164,7 @@ class Figure9(_Overheads):
 
 
 def _orders(grid: Grid) -> list[str]:
-    """Return for each count the drafters with fewer and with more FLOPs than the streams (ACL figure 9, app. H)."""
+    """Return for each count the drafters with fewer and with more FLOPs than the streams (EMNLP figure 9, app. H)."""
     found = []
     for count, ours, theirs in FLOP_COUNTS:
         own, others = _compared(grid, ours)[OURS], _compared(grid, theirs)
@@ -188,7 +188,7 @@ APP_NOTES = (
     "GGUF's Q8_0 stores them: the printed 7.2 GB agrees with that size; a byte a weight would be 6.7 GB.",
     "Not counted: the base's LM head, which Eagle and the streams use again, and each application's own LoRA, which "
     "all methods need. SS-Shared: stream embeddings and the pruning map; its LoRA is the application's.",
-    f"2-Model SD: a draft model of OPT-125M's shape, that of ACL table 5; its vocabulary is not {APP_MODEL}'s.",
+    f"2-Model SD: a draft model of OPT-125M's shape, that of EMNLP table 5; its vocabulary is not {APP_MODEL}'s.",
 )
 
 
@@ -198,7 +198,7 @@ class AppendixC(CountedExperiment):
     Every application has its own drafter and shares the base. Its LoRA is left out: all methods need as much of it.
     """
 
-    name, source = "appendix-c", "ACL appendix C"
+    name, source = "appendix-c", "EMNLP appendix C"
     title = f"memory of drafters for several applications of one {APP_MODEL}"
     rows = {f"{APP_MODEL}, without weights": ""}
 
@@ -275,14 +275,14 @@ def streaming_over_draft(advance: float, ratio: float, gamma: int = CHAIN) -> fl
 
 
 def parity(ratio: float, gamma: int = CHAIN) -> float:
-    """Return the zeta / beta at which both take the same time: 1.4 for gamma = 4 and ratio 10 (ACL appendix N)."""
+    """Return the zeta / beta at which both take the same time: 1.4 for gamma = 4 and ratio 10 (EMNLP appendix N)."""
     return gamma / ratio + 1
 
 
 class Figure20(CountedExperiment):
     """Figure 20: when streaming is faster than a draft model, from costs and advances alone."""
 
-    name, source = "figure-20", "ACL figure 20"
+    name, source = "figure-20", "EMNLP figure 20"
     title = "speedup of streaming over a draft model, in theory (equation 10)"
     rows = {"the equation": ""}
 

@@ -123,7 +123,7 @@ class _Replay(PaperExperiment):
 class Figure22(_Replay):
     """Figure 22: a query."""
 
-    name, source = "figure-22", "ACL figure 22"
+    name, source = "figure-22", "EMNLP figure 22"
     title = "an SQL query, decoded pass by pass"
     category = "sql"
 
@@ -131,7 +131,7 @@ class Figure22(_Replay):
 class Figure23(_Replay):
     """Figure 23: a summary."""
 
-    name, source = "figure-23", "ACL figure 23"
+    name, source = "figure-23", "EMNLP figure 23"
     title = "a dialogue summary, decoded pass by pass"
     category = "dialogue_summary"
 
@@ -167,7 +167,7 @@ class _Utilisation(RunExperiment):
 class Figure17(_Utilisation):
     """Figure 17: the timeline of one request."""
 
-    name, source = "figure-17", "ACL figure 17"
+    name, source = "figure-17", "EMNLP figure 17"
     title = "kernel utilisation over time, of one answer"
     rows = {NAMES[method]: method for method in ("sd", "ss")}
 
@@ -199,7 +199,7 @@ class Figure17(_Utilisation):
 class Figure19(_Utilisation):
     """Figure 19: kernel and memory utilisation on average."""
 
-    name, source = "figure-19", "ACL figure 19"
+    name, source = "figure-19", "EMNLP figure 19"
     title = "kernel and memory utilisation while each method decodes"
     rows = {NAMES[method]: method for method in (REFERENCE, "sd", "medusa", "ss")}
 

@@ -29,7 +29,7 @@ from specbench_ss.results.text import interval
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.suite import Question, SuiteRequest
 
-A100 = "one NVIDIA A100-80G, float16, batch 1"  # ACL sec. 3, 2024 sec. 4.1
+A100 = "one NVIDIA A100-80G, float16, batch 1"  # EMNLP sec. 3, 2024 sec. 4.1
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 OF_THE_RUN = ("incomplete", "warnings", "sessions", "timing", "baseline-noise")  # checks that name no method
 METHODS = {  # the papers' names -> ours
@@ -46,7 +46,7 @@ METHODS = {  # the papers' names -> ours
     "SS-Lossless": "ss",
     "SS-Shared": "ss-shared",
 }
-TREES = (  # the papers' trees: 4 streams with 3 candidates are 120 nodes, of which 32 are kept (ACL app. H)
+TREES = (  # the papers' trees: 4 streams with 3 candidates are 120 nodes, of which 32 are kept (EMNLP app. H)
     *(f"{name}.{option}" for name in ("ss", "ss-shared") for option in ("gamma=4", "k=3", "n_draft=0", "n_keep=32",
       "prune=on", "stream_attention_top_p=64")),
     *(f"{name}.tree=published" for name in ("medusa", "medusa2", "hydra", "eagle")),
@@ -253,8 +253,8 @@ def records(grid: Grid) -> list[dict[str, Value]]:
 def published(name: str) -> tuple[dict[str, str], ...]:
     """Return the rows of a printed table in print order, {column: text as printed}. name: that of its experiment.
 
-    Sources: "Speculative Streaming: Efficient and Scalable Speculative Decoding with Multi-Stream Attention" (ACL) and
-    arXiv:2402.11131 (2024), all measured on A100. Tasks have this project's names.
+    Sources: "Speculative Streaming: Efficient and Scalable Speculative Decoding with Multi-Stream Attention" (EMNLP)
+    and arXiv:2402.11131 (2024), all measured on A100. Tasks have this project's names.
     """
     with (Path(__file__).parent / "published" / f"{name}.csv").open(newline="", encoding="utf-8") as file:
         return tuple(csv.DictReader(file))

@@ -32,13 +32,13 @@ from specbench_ss.methods.ss.tree import draft_tree
 
 META = torch.device("meta")
 CONTEXT = 512  # tokens in the cache; the papers do not give theirs
-HEADS = 4  # of Medusa and Hydra (ACL N.1)
-GAMMA, K, KEPT = 4, 3, 32  # of the streams: ACL sec. 3 and N.1
-TOP_P = 64  # ACL H.1
-LOSSLESS = StreamConfig(gamma=GAMMA, n_msa_layers=4, adapter_rank=8, prune_rank=8)  # ACL sec. 3, appendix M
+HEADS = 4  # of Medusa and Hydra (EMNLP N.1)
+GAMMA, K, KEPT = 4, 3, 32  # of the streams: EMNLP sec. 3 and N.1
+TOP_P = 64  # EMNLP H.1
+LOSSLESS = StreamConfig(gamma=GAMMA, n_msa_layers=4, adapter_rank=8, prune_rank=8)  # EMNLP sec. 3, appendix M
 SHARED = StreamConfig(gamma=GAMMA, n_msa_layers=4, adapter_rank=0, prune_rank=8, mode="shared", lora_rank=32)
 EAGLE_ROWS = (1, 4, 8, 8, 3)  # nodes expanded at each depth of EAGLE's static 25-node tree
-DRAFT = "OPT-125M"  # the draft model of ACL table 5
+DRAFT = "OPT-125M"  # the draft model of EMNLP table 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def _states(target: Target, rows: int) -> Tensor:
 
 
 MODULES: dict[str, Callable[[int, int], nn.Module]] = {  # by hidden size and vocabulary, what a method adds
-    "Medusa": lambda hidden, vocab: MedusaHeads(HEADS, 1, hidden, vocab),  # ACL N.1
+    "Medusa": lambda hidden, vocab: MedusaHeads(HEADS, 1, hidden, vocab),  # EMNLP N.1
     "Hydra": lambda hidden, vocab: HydraHeads(HEADS, 1, hidden, vocab, tied=True),
     "Hydra++": lambda hidden, vocab: HydraHeads(HEADS, 4, hidden, vocab, tied=True),
     "SS-Shared": lambda hidden, vocab: Streams(SHARED, hidden),  # 20 h, the baseline's LoRA left out
@@ -179,7 +179,7 @@ def added_parameters(model: str, method: str) -> int:
 def streaming(target: Target, top_p: int = 0) -> Overhead:
     """Return what the fused pass costs beyond verifying the same tree: streams, draft logits, early exit.
 
-    top_p: number of tokens that streams attend to (ACL H.1); 0 means all.
+    top_p: number of tokens that streams attend to (EMNLP H.1); 0 means all.
     """
     streams = module("SS-Lossless", target.hidden_size, target.vocab_size)
     decoder = SpeculativeStreaming(target, SSOptions(k=K, prune="off", stream_attention_top_p=top_p), streams)

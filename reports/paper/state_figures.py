@@ -90,7 +90,7 @@ def similarity(made: Sequence[Tensor], true: Sequence[Tensor], at: Tensor) -> li
 class Figure5(PaperExperiment):
     """Figure 5: similarity of stream states and of Medusa's with the true states of the tokens that they predict."""
 
-    name, source = "figure-5", "ACL figure 5"
+    name, source = "figure-5", "EMNLP figure 5"
     title = "cosine similarity of stream and Medusa states with the true states, by layer"
 
     rows = {f"{method} on {{model}}": method for method in ("ss", "medusa")}
@@ -249,7 +249,7 @@ def gradient_norms(model: nn.Module, layers: int, loss: Loss, batches: Sequence[
 class Figure6(TrainingExperiment):
     """Figure 6: gradient that the stream losses send into the base's MLP blocks, layer by layer."""
 
-    name, source = "figure-6", "ACL figure 6"
+    name, source = "figure-6", "EMNLP figure 6"
     title = "gradient norms that stream losses send into each MLP block, at the start and trained"
     rows = {
         "shared mode, at the start and trained": "",

@@ -102,7 +102,7 @@ def _points(result: Result) -> Mapping[tuple[Value, Value], Ratio]:
 class Figure10(Sweep):
     """Figure 10: candidates per stream, with and without pruning."""
 
-    name, source = "figure-10", "ACL figure 10"
+    name, source = "figure-10", "EMNLP figure 10"
     title = "speedup against k, gamma = 3, with and without pruning"
     x_title = "k"
     points = tuple(
@@ -132,7 +132,7 @@ class Figure10(Sweep):
 class Figure12b(Sweep):
     """Figure 12 (b): top-k sampling."""
 
-    name, source = "figure-12b", "ACL figure 12 (b)"
+    name, source = "figure-12b", "EMNLP figure 12 (b)"
     title = "top-k sampling at temperature 1"
     x_title = "top-k"
     settings = {"suite": "apps", "categories": ("meaning_representation",), "limit": 8}
@@ -157,7 +157,7 @@ class Figure12b(Sweep):
 class Figure13(Sweep):
     """Figure 13: from chain to pruned tree."""
 
-    name, source = "figure-13", "ACL figure 13"
+    name, source = "figure-13", "EMNLP figure 13"
     title = "breakdown of the speedup: chain, tree, pruned tree"
     x_title = "drafting"
     points = (
@@ -184,7 +184,7 @@ CHAIN = "SS, chain"
 class Figure18(Sweep):
     """Figure 18: batching, with tree and pruning off; beyond the paper, shorter chains, and the heads."""
 
-    name, source = "figure-18", "ACL figure 18"
+    name, source = "figure-18", "EMNLP figure 18"
     title = "throughput against batch size, chains without pruning"
     x_title, y_title = "batch size", "throughput over ar's in batches of the same size"
     settings = {**Sweep.settings, "concurrency": BATCHES[1:]}
@@ -230,7 +230,7 @@ class Figure18(Sweep):
 class Figure21(Sweep):
     """Figure 21: long context."""
 
-    name, source = "figure-21", "ACL figure 21"
+    name, source = "figure-21", "EMNLP figure 21"
     title = "long prompts: speedup against k, gamma = 3"
     x_title = "k"
     settings = {"suite": "specbench", "categories": ("summarization", "rag"), "limit": 6}

@@ -114,7 +114,7 @@ EQ1 = Companion(
     "ss-shared",
     "ss-shared-eq1",
     "is trained by the 2024 paper's eq. 1: main rows do not see streams",
-    "is trained by eq. 3 of the ACL paper, under which main rows see their streams, as the 2024 paper's do not (eq. 1)",
+    "is trained by eq. 3 of the EMNLP paper, under which main rows see their streams, unlike the 2024 paper's (eq. 1)",
 )
 APP_DRAFT = Companion(
     "sd",
@@ -265,17 +265,17 @@ def _by_name(rows: Sequence[SummaryRow], tuned: str) -> dict[tuple[str, str], Su
 
 
 class Table1(RunTable):
-    """ACL table 1: speedup and quality on MT-Bench."""
+    """EMNLP table 1: speedup and quality on MT-Bench."""
 
-    name, source = "table-1", "ACL table 1"
+    name, source = "table-1", "EMNLP table 1"
     title = "speedup and quality on MT-Bench"
     suite, categories = "specbench", MT_BENCH
 
 
 class Table2(RunTable):
-    """ACL table 2: the other tasks of Spec-Bench."""
+    """EMNLP table 2: the other tasks of Spec-Bench."""
 
-    name, source = "table-2", "ACL table 2"
+    name, source = "table-2", "EMNLP table 2"
     title = "speedup by task of Spec-Bench, lossless methods"
     suite, categories = "specbench", ("translation", "summarization", "qa", "math_reasoning", "rag")
 
@@ -284,7 +284,7 @@ class _Apps(RunTable):
     """Tables on the three applications.
 
     The papers fine-tune every model on the tasks: Baseline is `ar` of the base with a LoRA that learnt next
-    tokens alone (ACL table 3, caption; app. A), and Medusa, Eagle and the draft model draft for it. Here they draft
+    tokens alone (EMNLP table 3, caption; app. A), and Medusa, Eagle and the draft model draft for it. Here they draft
     for the frozen base, so each row's speedup is over `ar` of that base, and so is SS-Shared's. A merged
     LoRA has the base's shapes, so that a step of either takes as long; how many tokens are accepted may differ.
     Baseline's quality alone is the fine-tune's, where that LoRA is at hand.
@@ -298,23 +298,23 @@ class _Apps(RunTable):
 
 
 class Table3(_Apps):
-    """ACL table 3: speedup, acceptance, quality and parameters on the applications."""
+    """EMNLP table 3: speedup, acceptance, quality and parameters on the applications."""
 
-    name, source = "table-3", "ACL table 3"
+    name, source = "table-3", "EMNLP table 3"
     title = "applications: speedup, mean accepted tokens, quality, extra parameters"
 
 
 class Table5(_Apps):
-    """ACL table 5: calls and latency, compared with a draft model."""
+    """EMNLP table 5: calls and latency, compared with a draft model."""
 
-    name, source = "table-5", "ACL table 5"
+    name, source = "table-5", "EMNLP table 5"
     title = "applications: calls and latency against two-model speculative decoding"
 
 
 class Table6(RunTable):
-    """ACL table 6: acceptance on MT-Bench."""
+    """EMNLP table 6: acceptance on MT-Bench."""
 
-    name, source = "table-6", "ACL table 6"
+    name, source = "table-6", "EMNLP table 6"
     title = "mean accepted tokens on MT-Bench"
     suite, categories = "specbench", MT_BENCH
 
@@ -378,7 +378,7 @@ def against_draft_model(run: Run, pair: Pair, source: str) -> Grid:
 
 
 def kept_claims(grid: Grid) -> list[Claim]:
-    """Test that shared mode costs no quality (ACL table 3), as non-inferiority within a margin."""
+    """Test that shared mode costs no quality (EMNLP table 3), as non-inferiority within a margin."""
     other, made = grid.columns[2].title, []
     for task, own, theirs, difference, around, count in grid.rows:
         statement = f"{task}: shared mode costs no quality against {other} (here: at most {-LOST:g} of 100)"
@@ -391,7 +391,7 @@ def kept_claims(grid: Grid) -> list[Claim]:
 
 
 def draft_model_claims(grid: Grid) -> list[Claim]:
-    """Test that SS-Shared answers sooner though it calls the target more often (ACL table 5, 2024 table 2)."""
+    """Test that SS-Shared answers sooner though it calls the target more often (EMNLP table 5, 2024 table 2)."""
     made = []
     for row in grid.rows:
         for statement, hold, title in (
@@ -434,9 +434,9 @@ QUESTIONS = 20
 
 
 class Table4(RunExperiment):
-    """ACL table 4: an 8-bit and a 4-bit base compared with the half-precision one."""
+    """EMNLP table 4: an 8-bit and a 4-bit base compared with the half-precision one."""
 
-    name, source = "table-4", "ACL table 4"
+    name, source = "table-4", "EMNLP table 4"
     title = "speedup and quality with a quantised base"
     uses = tuple(f.name for f in fields(Request))
     published = f"{A100}, bitsandbytes"
@@ -488,7 +488,7 @@ class Table4(RunExperiment):
         figure = bars("figure", self.title, grid, "{level} {method}", columns, "speedup")
         over = "speedups are over autoregressive decoding of the frozen base of the same level"
         note = f"{BASELINE} is the frozen base of each level; in the paper it is {FINE_TUNE}; {over}"
-        if tuned:  # ACL table 4 has table 3's exact match for FP16
+        if tuned:  # EMNLP table 4 has table 3's exact match for FP16
             note = f"{BASELINE} is `ar` of {FINE_TUNE} ({tuned}), with the quantization of its level; {over}"
         return Result((grid,), (figure,), notes=(note,))
 

@@ -67,13 +67,13 @@ SEGMENT_NOTES = (
 
 
 class Figure16(TrainingExperiment):
-    """Figure 16 and ACL appendix I: what segment attention saves of a training step of shared mode, and what it costs.
+    """Figure 16 and EMNLP appendix I: what segment attention saves of a training step of shared mode, and its cost.
 
     Naive: the streams of all positions are alive at once. Every form begins with the same weights and learns from the
     same rows; the forms take their steps in turns, in one process.
     """
 
-    name, source = "figure-16", "ACL figure 16"
+    name, source = "figure-16", "EMNLP figure 16"
     title = "segment attention: memory and time of a training step of shared mode"
     uses = ("model", "limit", "device", "dtype", "seed")
     rows = {"training steps": ""}
@@ -285,9 +285,9 @@ class EveryAnswer(DrafterText):
 
 
 class AppendixJ(TrainingExperiment):
-    """ACL appendix J: cost of a training step of streams, of Medusa's heads and of other drafters."""
+    """EMNLP appendix J: cost of a training step of streams, of Medusa's heads and of other drafters."""
 
-    name, source = "appendix-j", "ACL appendix J"
+    name, source = "appendix-j", "EMNLP appendix J"
     title = "training cost: a step of each drafter on the same batches"
     uses = ("model", "limit", "device", "dtype", "seed")
     rows = dict.fromkeys(DRAFTERS, "")

@@ -155,7 +155,7 @@ class StreamsByLayers(TrainingExperiment):
 class Figure11(StreamsByLayers):
     """The experiment `figure-11`."""
 
-    name, source = "figure-11", "ACL figure 11"
+    name, source = "figure-11", "EMNLP figure 11"
     title = "number of MSA layers, lossless streams"
     variants = tuple(Shape(EMBEDDINGS, n) for n in (1, 2, 4, 6, 8))
     rows = {f"{v.series}, N_s = {v.layers}": "" for v in variants}
@@ -175,7 +175,7 @@ class Figure11(StreamsByLayers):
 class Figure12a(StreamsByLayers):
     """The experiment `figure-12a`."""
 
-    name, source = "figure-12a", "ACL figure 12 (a)"
+    name, source = "figure-12a", "EMNLP figure 12 (a)"
     title = "value rotation against stream embeddings, lossless streams"
     variants = tuple(Shape(series, n) for series in (EMBEDDINGS, ROTATION) for n in (2, 4, 8))
     rows = {f"{v.series}, N_s = {v.layers}": "" for v in variants}
@@ -339,7 +339,7 @@ def _breaks(at: Tensor, truth: Tensor, end: int) -> list[int]:
 class Figure4(TrainingExperiment):
     """Figure 4: gain in accuracy of a model trained to see the gamma true tokens after the next one (eq. 7)."""
 
-    name, source = "figure-4", "ACL figure 4"
+    name, source = "figure-4", "EMNLP figure 4"
     title = "the next token, known to a model that sees the gamma true tokens after it"
     rows = {f"gamma = {g}": "" for g in GAMMAS}
 

@@ -1,4 +1,4 @@
-"""Verification of a draft tree: greedy, or exact rejection sampling (ACL appendix F, eq. 9; Leviathan et al.).
+"""Verification of a draft tree: greedy, or exact rejection sampling (EMNLP appendix F, eq. 9; Leviathan et al.).
 
 A sampled chain may also be accepted as a block (Sun et al., "Block Verification Accelerates Speculative Decoding",
 arXiv:2403.10444), which accepts no fewer tokens in expectation.

@@ -21,7 +21,7 @@ class Made(Experiment):
 
     name = "figure-99"
     title = "a title"
-    source = "ACL figure 99"
+    source = "EMNLP figure 99"
 
     def parts(self, request: Request) -> list[Part]:
         return [Part("lab"), Part(request.model, "the moon")]
@@ -60,7 +60,7 @@ def test_a_result_is_written_with_how_it_was_made(tmp_path: Path, capsys: pytest
     assert kept["request"]["seed"] == 7 and kept["environment"]["python"] and kept["experiment"] == "figure-99"
     assert (out / "table.csv").read_text() == "k,speedup\n1,1.5\n2,7\n"
     page = (out / "figure.html").read_text()
-    assert EVIL not in page and "ACL figure 99" in page and 'src="http' not in page
+    assert EVIL not in page and "EMNLP figure 99" in page and 'src="http' not in page
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -334,7 +334,7 @@ def test_training_learns_and_leaves_the_base_alone() -> None:
 @pytest.mark.parametrize("kind", WITHOUT_WINDOW)
 @torch.inference_mode()
 def test_top_p_attention_over_all_keys_is_attention(kind: str) -> None:
-    """And over few keys it changes what streams state, but no main logit (ACL H.1)."""
+    """And over few keys it changes what streams state, but no main logit (EMNLP H.1)."""
     target = Target(tiny_model(kind))
     ids, tree = [5, 6, 7, 8, 9, 10, 11, 12], DraftTree.from_parents(torch.tensor([3, 4, 5, 6]), [-1, 0, 0, 1])
     found = []

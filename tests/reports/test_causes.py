@@ -76,7 +76,7 @@ def test_without_steps_or_pairs_there_is_no_waterfall(make_run: MakeRun) -> None
 def test_published_numbers_are_marked_by_comparability(make_run: MakeRun) -> None:
     found = page(analyse(read_run(make_run())))
     table = found["published"]
-    assert {row[0].text for row in table.rows} == {"medusa"}, "nobody has published code of ss"
+    assert {row[0].text for row in table.rows} == {"medusa"}, "no published number of ss is stored"
     row, overall = table.rows[0], {row.label: row for row in found["ranking"]}
     assert row[1].text == overall["medusa"].tau and row[7].text == "nothing" and row[5].text.startswith("✕ vicuna")
 

@@ -83,8 +83,8 @@ def test_tables_without_a_fine_tuned_baseline_ask_for_none(table: type[RunTable]
 @pytest.mark.parametrize(
     ("table", "method", "folder", "absent"),
     [
-        (OldTable1, "ss-shared", "ss-shared-eq1", "trained by eq. 3 of the ACL paper"),
-        (OldTable2, "ss-shared", "ss-shared-eq1", "trained by eq. 3 of the ACL paper"),
+        (OldTable1, "ss-shared", "ss-shared-eq1", "trained by eq. 3 of the EMNLP paper"),
+        (OldTable2, "ss-shared", "ss-shared-eq1", "trained by eq. 3 of the EMNLP paper"),
         (OldTable2, "sd", "draft-apps", "is not tuned for the applications"),
         (Table5, "sd", "draft-apps", "is not tuned for the applications"),
     ],
