@@ -7,12 +7,14 @@ from functools import cache
 from pathlib import Path
 
 from specbench_ss.models.bundled import bundled_drafters
+from specbench_ss.models.catalog import HUB
 from specbench_ss.models.gguf import gguf_file
 from specbench_ss.models.resolve import find_folder
 from specbench_ss.options import MethodSpec
 from specbench_ss.user_files import mapping
 
 FILE = Path(__file__).with_suffix(".yaml")
+WEIGHTS_OF = {"eagle2": "eagle"}  # methods that use the weights of another one
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ def published_drafters() -> tuple[PublishedDrafter, ...]:
     content = mapping(FILE.read_bytes(), FILE)
     sources = content["sources"]
     return tuple(
-        PublishedDrafter(target, method, drafter, **sources[source])
+        PublishedDrafter(target, method, drafter, **{"page": HUB + drafter, **sources[source]})
         for target, methods in content["drafters"].items()
         for method, drafters in methods.items()
         for drafter, source in drafters.items()
@@ -46,7 +48,7 @@ def published_drafters() -> tuple[PublishedDrafter, ...]:
 
 def published_drafter(model: str, method: str) -> PublishedDrafter | None:
     """Return the preferred drafter of a method for a hub id, whose case does not matter; None if none is known."""
-    wanted = (model.lower(), method)
+    wanted = (model.lower(), WEIGHTS_OF.get(method, method))
     return next((found for found in published_drafters() if (found.target.lower(), found.method) == wanted), None)
 
 

@@ -52,6 +52,11 @@ def test_a_method_without_weights_takes_the_first_drafter_of_its_target() -> Non
     assert len(notes) == 1 and first.drafter in notes[0] and first.page in notes[0]
 
 
+def test_eagle2_takes_the_weights_of_eagle() -> None:
+    found = published_drafter("lmsys/vicuna-7b-v1.3", "eagle2")
+    assert found is not None and found == published_drafter("lmsys/vicuna-7b-v1.3", "eagle")
+
+
 @pytest.mark.parametrize("methods", ["eagle3[weights=own]", "pld", "ss"])
 def test_given_weights_and_methods_without_an_entry_stay(methods: str) -> None:
     assert filled(methods) == ([MethodSpec.parse(methods)], [])
