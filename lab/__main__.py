@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
+import lzma
 import sys
 from itertools import islice
 from pathlib import Path
@@ -59,7 +59,7 @@ def freeze(out: Out = LAB_QUESTIONS) -> None:
     """Write the suites' questions for the lab's models into the package."""
     for split in ("eval", "calibration"):
         lines = "".join(json.dumps(_row(question), ensure_ascii=False) + "\n" for question in frozen(split))
-        (out / f"questions-{split}.jsonl.gz").write_bytes(gzip.compress(lines.encode(), mtime=0))
+        (out / f"questions-{split}.jsonl.xz").write_bytes(lzma.compress(lines.encode(), preset=9 | lzma.PRESET_EXTREME))
 
 
 def frozen(split: str) -> list[Question]:

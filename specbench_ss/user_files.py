@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import lzma
 import math
 import stat
 import zlib
@@ -126,15 +127,19 @@ def check_ends(path: Path) -> None:
 
 @contextmanager
 def open_text(path: Path) -> Iterator[TextIO]:
-    """Open a UTF-8 text file, which may be compressed by gzip. Raises UserError in the block if it cannot be read."""
+    """Open a UTF-8 text file, which may be compressed by gzip or xz. Raises UserError in the block if it cannot be read."""
     check_ends(path)
     try:
         with path.open("rb") as file:
-            compressed = path.suffix == ".gz" or file.peek(2)[:2] == b"\x1f\x8b"
-            yield io.TextIOWrapper(gzip.GzipFile(fileobj=file) if compressed else file, encoding="utf-8-sig")
+            start = file.peek(6)
+            if path.suffix == ".gz" or start[:2] == b"\x1f\x8b":
+                yield io.TextIOWrapper(gzip.GzipFile(fileobj=file), encoding="utf-8-sig")
+            else:
+                packed = start[:6] == b"\xfd7zXZ\0"
+                yield io.TextIOWrapper(lzma.LZMAFile(file) if packed else file, encoding="utf-8-sig")
     except OSError as error:
         raise UserError(f"cannot read {path}: {os_reason(error)}") from None
-    except (EOFError, zlib.error):
+    except (EOFError, zlib.error, lzma.LZMAError):
         raise UserError(f"cannot read {path}: the compressed file is damaged") from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a UTF-8 text file; convert it to UTF-8") from None

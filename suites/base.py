@@ -48,7 +48,7 @@ OWN_CATEGORY = "prompts"  # of rows without one
 @cache
 def lab_questions(split: str) -> dict[str, tuple[Question, ...]]:
     """Return the questions for the lab's models, by category. split: "eval" or "calibration"."""
-    questions = questions_of(LAB_QUESTIONS / f"questions-{split}.jsonl.gz", question_of)
+    questions = questions_of(LAB_QUESTIONS / f"questions-{split}.jsonl.xz", question_of)
     return {name: tuple(q for q in questions if q.category == name) for name in LAB_SIZES}
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
-import gzip
+import bz2
 from collections import defaultdict
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.records import Run, SampleRecord, Steps
 from specbench_ss.stats.intervals import FEWEST
 
-RECORDED = Path(__file__).parent / "a_a_timings.csv.gz"  # of runs with --methods ar,ar
+RECORDED = Path(__file__).parent / "a_a_timings.csv.bz2"  # of runs with --methods ar,ar
 
 
 def test_the_reference_may_be_asked_for_twice_and_no_other_method() -> None:
@@ -35,7 +36,7 @@ def test_the_reference_may_be_asked_for_twice_and_no_other_method() -> None:
 def recorded() -> dict[str, Run]:
     """The recorded comparisons, each as a run."""
     rows: dict[str, list[SampleRecord]] = defaultdict(list)
-    with gzip.open(RECORDED, "rt", encoding="utf-8", newline="") as file:
+    with bz2.open(RECORDED, "rt", encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
             row = SampleRecord(line["question"], 0, line["method"], 0, "qa", len(rows), 0, 0, "", "", "ok")
             row.tokens = row.prefill_tokens = int(line["tokens"])  # as if by prefill: steps were not kept

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,15 +144,16 @@ def test_math_answers_come_from_answer_or_solution(tmp_path: Path) -> None:
         load("math", write(tmp_path / "m.jsonl", {"problem": "?", "solution": "none"}))
 
 
-def test_a_compressed_file_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "h.jsonl.gz"
-    path.write_bytes(gzip.compress(json.dumps(CODE).encode()))
+@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress])
+def test_a_compressed_file_is_read(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / "h.jsonl.gz" if compress is gzip.compress else tmp_path / "h.jsonl"
+    path.write_bytes(compress(json.dumps(CODE).encode()))
     assert load("humaneval", path).questions[0].id == "Own/0"
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(UserError, match="the compressed file is damaged"):
         load("humaneval", path)
-    path.write_bytes(b"no gzip at all")
-    with pytest.raises(UserError, match="cannot read"):
+    path.write_bytes(b"not compressed at all")
+    with pytest.raises(UserError, match="cannot read|h.jsonl:1"):
         load("humaneval", path)
 
 

@@ -72,7 +72,7 @@ def test_the_package_does_not_import_the_lab() -> None:
 @pytest.mark.parametrize("split", ["eval", "calibration"])
 def test_frozen_questions_are_those_of_the_generators(split: str) -> None:
     """After a change of the generators: `python -m lab freeze`."""
-    assert list(questions_of(LAB_QUESTIONS / f"questions-{split}.jsonl.gz", question_of)) == frozen(split)
+    assert list(questions_of(LAB_QUESTIONS / f"questions-{split}.jsonl.xz", question_of)) == frozen(split)
 
 
 def test_conversations_of_the_other_process_are_those_of_the_generators() -> None:
