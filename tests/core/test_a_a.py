@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import csv
-import bz2
 from collections import defaultdict
 from pathlib import Path
 
