@@ -4,9 +4,8 @@
         [--widths 1 2 4 8 16 32 64 128] [--contexts 512 2048] [--engine eager] [--dtype auto] [--steps 10]
         [--out roofline.jsonl]
 
-No trained weights are needed: drafters are random, and so are the models that are named by their size (Llama's shapes).
-Acceptance is forced: every step keeps two tokens if it drafts any, so contexts grow equally. Of each pair of steps one
-is the method's and one is `ar`'s over the same context, in turn; a line has the medians and the median of the ratios.
+Steps are measured as by `ssbench plan`, with random drafters (Medusa's heads have LM heads of their own); models that
+are named by their size are random too (Llama's shapes). A line has the medians and the median of the ratios.
 `verify` is a chain without a drafter: the cost of width alone. `ss` has four streams at each verified row;
 `ss-pruned` drafts 120 nodes, as the papers do, and its width is what stays of them where the streams begin.
 
@@ -23,9 +22,9 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -33,20 +32,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specbench_ss.bench.timed_sample import OutOfMemory, memory_given_back
 from specbench_ss.engine.costs import drafter_shape, model_shape
-from specbench_ss.engine.decoder import Decoder, DecoderWrapper, DecodeState
+from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.engines import ENGINES, check_engine, use_engine
-from specbench_ss.engine.generate import DecodeSession, StopParams
-from specbench_ss.engine.sampling import SamplingParams
-from specbench_ss.engine.target import Output, Target
-from specbench_ss.engine.tree import DraftTree
-from specbench_ss.engine.verify import VerifyResult, verify
+from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, first_line
-from specbench_ss.methods._shared.heads import best_tree, tree_of
-from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.eagle.decode import DynamicOptions, Eagle2
-from specbench_ss.methods.eagle.drafter import new_eagle
-from specbench_ss.methods.medusa.decode import Medusa, MedusaOptions
-from specbench_ss.methods.medusa.heads import MedusaHeads
+from specbench_ss.methods.plan.step_cost import STREAMS, Chain, random_drafter, step_cost
 from specbench_ss.methods.ss.config import SSOptions, StreamConfig
 from specbench_ss.methods.ss.decode import SpeculativeStreaming
 from specbench_ss.methods.ss.layers import Streams
@@ -59,58 +49,21 @@ SIZES = {  # hidden, layers, heads, heads of keys and values, MLP, vocabulary: T
     "7b": (4096, 32, 32, 32, 11008, 32000),
     "13b": (5120, 40, 40, 40, 13824, 32000),
 }
-KEPT = 2  # tokens that a step keeps, where it drafts any
-STREAMS = 4
 DRAFTED = 120  # nodes of a tree that is pruned: three candidates of each stream
-RANKS = [[0.5 / (rank + 1) for rank in range(10)]] * 4  # of Medusa's tree: any will do, width is what counts
 KEY = ("model", "dtype", "device", "engine", "method", "width", "context")  # what is not measured twice
-
-
-class Chain(Decoder):
-    """Decoder that verifies a chain of the same token, for the cost of width."""
-
-    name, summary = "verify", "a chain that nobody drafted"
-
-    def __init__(self, target: Target, width: int) -> None:
-        super().__init__(target)
-        self.drafted = torch.full((width - 1,), 5, device=target.device)
-
-    def propose(self, state: DecodeState) -> DraftTree:
-        """Return the chain."""
-        return DraftTree.chain(state.root, self.drafted)
-
-
-class Forced(DecoderWrapper):
-    """Wrapper of a decoder whose steps keep KEPT tokens in any case."""
-
-    name, summary = "forced", "another decoder with forced acceptance"
-
-    def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
-        """Verify, so that its time is in the step; then keep the first child of the root, and what follows it."""
-        honest = verify(output.logits[0], tree, state.sampling, state.rng)
-        path = [0, *tree.topology.children()[0][: KEPT - 1]]
-        tokens = [honest.tokens[-1]] * len(path)  # their values are irrelevant
-        return VerifyResult(path, tokens, honest.next_token, honest.root, honest.max_logits)
 
 
 def decoder_of(method: str, target: Target, width: int) -> Decoder | None:
     """Return a method with random weights that verifies `width` rows; None if it cannot."""
-    torch.manual_seed(0)
     if method == "verify":
-        return Chain(target, width)
+        return Chain(target, width - 1)
     if width < 2:
         return None
-    if method == "medusa":
-        heads = MedusaHeads(len(RANKS), 1, target.hidden_size, target.vocab_size)
-        return Medusa(target, MedusaOptions(), heads, tree_of(best_tree(RANKS, width - 1)))
-    if method == "eagle":
-        drafter, config = new_eagle(target)
-        return Eagle2(target, DynamicOptions(total_tokens=width, depth=4, top_k=8), drafter, config)
-    if method in ("ss", "ss-pruned"):
+    if method in ("medusa", "eagle", "ss"):
+        return random_drafter(method, target, width - 1, own_heads=True)
+    if method == "ss-pruned":
         config = StreamConfig(gamma=STREAMS, n_msa_layers=min(4, target.n_layers - 1), adapter_rank=8, prune_rank=8)
-        options = SSOptions(k=4, n_draft=width - 1, prune="off")
-        if method == "ss-pruned":
-            options = SSOptions(k=3, n_draft=DRAFTED, n_keep=width)
+        options = SSOptions(k=3, n_draft=DRAFTED, n_keep=width)
         return SpeculativeStreaming(target, options, Streams(config, target.hidden_size))
     raise SystemExit(f"no method {method!r}: verify, medusa, eagle, ss, ss-pruned")
 
@@ -132,31 +85,6 @@ def model_of(name: str, dtype: str, device: str, context: int) -> Target:
     finally:
         torch.set_default_dtype(before)
     return Target(model, None, name)
-
-
-def session(decoder: Decoder, prompt: list[int], rows: int) -> tuple[DecodeSession, DecodeState]:
-    """Return a prefilled request with its own cache."""
-    capacity = len(prompt) + rows
-    target = decoder.target
-    cache = target.new_cache(capacity if target.graphs is None else target.graphs.room(capacity))
-    begun = DecodeSession(decoder, prompt, StopParams(1 << 20), SamplingParams(), cache)
-    return begun, begun.prefill()[0]
-
-
-@torch.inference_mode()
-def measured(decoder: Decoder, context: int, width: int, steps: int) -> dict[str, float]:
-    """Return medians of alternating steps of a method and of `ar`, ms."""
-    prompt = [5 + i % 40 for i in range(context)]
-    rows = (steps + 3) * KEPT + 2 * max(width * (1 + STREAMS), 1 + DRAFTED)
-    runs = [session(Forced(one), prompt, rows) for one in (decoder, Autoregressive(decoder.target))]
-    taken = [[one.step(state) for one, state in runs] for _ in range(steps + 3)][3:]  # the first ones warm up
-    return {
-        "step_ms": 1e3 * median(a.total_s for a, _ in taken),
-        "ar_ms": 1e3 * median(b.total_s for _, b in taken),
-        "ratio": median(a.total_s / b.total_s for a, b in taken),
-        "draft_ms": 1e3 * median(a.draft_s for a, _ in taken),
-        "verify_ms": 1e3 * median(a.verify_s for a, _ in taken),
-    }
 
 
 def least_ms(
@@ -189,7 +117,8 @@ def lines_of(
             continue
         try:
             with memory_given_back(decoder):
-                found: dict[str, Any] = measured(decoder, context, width, arguments.steps)
+                rows = max(width * (1 + STREAMS), 1 + DRAFTED)
+                found: dict[str, Any] = asdict(step_cost(decoder, context, rows, arguments.steps))
         except OutOfMemory as error:
             log(f"{method:8} {width:4} rows {context:6} tokens: left out, {str(error).partition(':')[0]}")
             continue

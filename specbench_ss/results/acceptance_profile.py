@@ -15,9 +15,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+
+from specbench_ss import user_files
 from specbench_ss.engine.sampling import BLOCK
 from specbench_ss.errors import UserError
 from specbench_ss.options import MethodSpec
@@ -26,9 +30,11 @@ from specbench_ss.results.exchange import file_names
 from specbench_ss.results.summary import Tally, tally
 from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.storage import write_text
+from specbench_ss.user_files import read_json
 
 SCHEMA_VERSION = "1.0"
 TOLERANCE = 0.02  # between the mean and the one that the marginal rates imply, as in the schema's own check
+TREE, CHAIN_ANALYTIC = "tree", "chain_analytic"
 THINKING = ("enable_thinking", "thinking")  # variables of chat templates
 
 
@@ -152,7 +158,7 @@ def conditions(own: Acceptance, run: Run) -> dict[str, Any]:
         "top_p": config.get("top_p"),
         "concurrency": 1,
         "dtype": model["dtype"],
-        "draft_shape": "tree" if tree else "chain",
+        "draft_shape": TREE if tree else "chain",
         "draft_nodes_per_step": round(own.tally.sums["draft_nodes"] / own.tally.steps, 3),
         "options": {**options, "weights": public_id(str(options["weights"]))} if options.get("weights") else options,
     }
@@ -190,3 +196,46 @@ def thinking_mode(config: Mapping[str, Any]) -> str:
 def public_id(name: str) -> str:
     """Return a model's name or path without the folders of a machine: its last two parts, as of a hub id."""
     return "/".join(name.replace("\\", "/").strip("/").split("/")[-2:])
+
+
+class Profile(msgspec.Struct):
+    """What is read of a speculation profile, whoever wrote it."""
+
+    num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, le=1024)]
+    mean_accept_length: Annotated[float, msgspec.Meta(ge=1, le=1025)]
+    measured: bool = True
+    method: str | None = None
+    marginal_accept_rates: list[Annotated[float, msgspec.Meta(ge=0, le=1)]] | None = None
+    accept_length_model: str = ""
+    measurement_conditions: dict[str, Any] | None = None
+
+    def mean_lengths(self) -> dict[int, float]:
+        """Return the mean tokens per step by number of draft tokens, as far as the profile states it.
+
+        A chain whose first tokens do not depend on its length (`chain_analytic`) has all lengths up to its own; any
+        other draft has its own number alone, which of a tree is the number of nodes.
+        """
+        stated = (self.measurement_conditions or {}).get("draft_nodes_per_step")
+        tree = (self.measurement_conditions or {}).get("draft_shape") == TREE
+        if tree and isinstance(stated, int | float) and stated >= 1:
+            return {round(stated): self.mean_accept_length}
+        if self.accept_length_model != CHAIN_ANALYTIC or not self.marginal_accept_rates:
+            return {self.num_speculative_tokens: self.mean_accept_length}
+        rates = self.marginal_accept_rates
+        return {length: 1 + sum(rates[:length]) for length in range(1, len(rates) + 1)}
+
+
+def read_profile(path: Path) -> Profile:
+    """Read a speculation_profile.json. Raises UserError for another file, and for rates that contradict each other."""
+    try:
+        found = user_files.convert(read_json(path), Profile)
+    except ValueError as error:
+        raise UserError(f"{path} is no speculation profile: {error}") from None
+    rates = found.marginal_accept_rates
+    if not found.measured:
+        raise UserError(f"{path} is a profile of nothing: it states `measured: false`")
+    if rates is not None and len(rates) != found.num_speculative_tokens:
+        raise UserError(f"{path}: {len(rates)} marginal_accept_rates for {found.num_speculative_tokens} draft tokens")
+    if rates is not None and any(later > before for before, later in pairwise(rates)):
+        raise UserError(f"{path}: marginal_accept_rates increase, so they are no shares of steps accepted so far")
+    return found
