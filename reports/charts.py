@@ -24,6 +24,7 @@ from specbench_ss.reports.palette import (
     Style,
 )
 from specbench_ss.results.cost_model import Point, Roof, Waterfall
+from specbench_ss.results.places import PlaceRow
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.results.text import format_number, format_speedup, interval, percent, title, visible
 
@@ -251,6 +252,27 @@ def acceptance(rows: Sequence[SummaryRow], styles: Mapping[str, Style]) -> go.Fi
     made.update_yaxes(range=[0, 1.03], tickformat=".0%")
     longest = max((max(trace.x) for trace in traces), default=0)
     return made.update_xaxes(dtick=1 if longest <= 12 else None)
+
+
+def places(rows: Sequence[PlaceRow], styles: Mapping[str, Style]) -> go.Figure:
+    """Return the decode speedup by place of the answer with its 95 % interval, a line a method."""
+    traces = []
+    for label, style in styles.items():
+        if points := [row for row in rows if row.method == label]:
+            name, ends = text_of(style.name), [row.decode_speedup_interval for row in points]
+            above, below = (
+                [abs(end[side] - (row.decode_speedup or 0)) if end else 0 for row, end in zip(points, ends, strict=True)]
+                for side in (1, 0)
+            )
+            traces.append(go.Scatter(
+                x=[row.place for row in points], y=[row.decode_speedup for row in points], name=name,
+                error_y={"array": above, "arrayminus": below, "thickness": 1, "width": 3}, mode="lines+markers",
+                line={"color": style.colour, "width": 1.5}, marker={"symbol": style.symbol, "size": 8},
+                customdata=[row.mean_acceptance_length for row in points],
+                hovertemplate=f"{name}, tokens %{{x}}: %{{y:.2f}}×, τ %{{customdata:.2f}}<extra></extra>",
+            ))  # fmt: skip
+    made = figure(traces, "tokens of the answer", "decode speedup", showlegend=True)
+    return made.update_xaxes(type="category")
 
 
 def tokens_per_step(counted: pd.DataFrame, styles: Mapping[str, Style], order: Sequence[str], most: int) -> go.Figure:

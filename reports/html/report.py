@@ -110,7 +110,7 @@ def page(results: Results) -> dict[str, Any]:
         "abbreviated": [style for style in view.look.values() if style.name != visible(style.label)],
         "pareto": steps.pareto(view),
         "matrix": speed.matrix(view),
-        "acceptance": [one for one in (steps.histogram(view), steps.by_position(view)) if one],
+        "acceptance": [made for of in (steps.histogram, steps.by_position, steps.along_the_answer) if (made := of(view))],
         "time": steps.time_per_token(view),
         "waterfalls": steps.waterfall_choices(view, stairs),
         "waterfall_table": steps.waterfall_table(view, stairs) if stairs else None,

@@ -9,11 +9,12 @@ from typing import Any
 
 from specbench_ss.options import REFERENCE
 from specbench_ss.reports import charts
-from specbench_ss.reports.html.page_parts import MEANINGS, Cell, Chart, Column, Table, View, figure
+from specbench_ss.reports.html.page_parts import MEANINGS, Cell, Chart, Column, Table, View, figure, plain
 from specbench_ss.results import frames
 from specbench_ss.results.cost_model import Waterfall
+from specbench_ss.results.places import place_rows
 from specbench_ss.results.summary import QUANTILES, SummaryRow
-from specbench_ss.results.text import percent
+from specbench_ss.results.text import interval, percent
 
 PARTS = {  # of a waterfall
     "fewer steps": f"Verification time of {REFERENCE} for the steps that the method saves",
@@ -151,6 +152,32 @@ def by_position(view: View) -> Chart | None:
         charts.acceptance(drafting, view.look).to_plotly_json(),
         Table.of("acceptance", columns, rows),
         note=f"{AFTER}; positions with at least {charts.FEW} such steps.",
+    )
+
+
+def along_the_answer(view: View) -> Chart | None:
+    """Return decode speedup and τ by place of the answer; None unless answers reach a second place."""
+    drafting = [label for label in view.contestants if label != view.run.baseline]
+    rows = [row for row in place_rows(view.run) if row.method in drafting]
+    if len({row.place for row in rows}) < 2:
+        return None
+    columns = [
+        view.method(),
+        Column("tokens of the answer", "place", numeric=False),
+        Column("decode speedup", "decode_speedup", unit="×"),
+        Column("95 % CI", lambda row: plain(interval(row.decode_speedup_interval)), numeric=False),
+        Column("τ", "mean_acceptance_length"),
+        Column("acceptance", lambda row: _share(row.acceptance_rate or 0.0)),
+        Column("relative step time", "relative_step_time", unit="×"),
+        Column("questions", "n_questions", "Questions whose answers reach this place", digits=0),
+    ]
+    return Chart(
+        "places",
+        "Along the answer",
+        charts.places(rows, {label: view.look[label] for label in drafting}).to_plotly_json(),
+        Table.of("places", columns, rows),
+        note="Steps that begin at these tokens of the answer, compared with the baseline's. Later places have fewer "
+        "questions: those with long answers.",
     )
 
 

@@ -23,6 +23,7 @@ from specbench_ss.results.checks import Check, checks
 from specbench_ss.results.concurrency import ConcurrencyRow, concurrency_rows
 from specbench_ss.results.cost_model import MachineRow, PairedCost, machine_rows, pairs
 from specbench_ss.results.draft_schedule import DraftSchedule, draft_schedule
+from specbench_ss.results.places import Along, place_rows
 from specbench_ss.results.quality import MARGIN, checked_margin
 from specbench_ss.results.ranking import RankRange, config_of, headline, lossy_checks, more_questions, rank_ranges
 from specbench_ss.results.sample_checks import unfinished
@@ -253,6 +254,14 @@ class Results:
     def machine(self) -> pd.DataFrame:
         """Return one row for each method: cost of its steps, counted from shapes, and share of the machine's limits."""
         return frames.frame(frames.MACHINE, self.machine_rows)
+
+    def places(self, along: Along = "answer", ends: Sequence[int] = ()) -> pd.DataFrame:
+        """Return one row for each place and method: acceptance and speed along the answer, or along the context.
+
+        ends: last token of each place but the last one; empty: 64, 256 and 1,024, or 512, 2,048, 8,192 and 32,768 of a
+        context. Raises UserError for ends that do not increase from 1 on.
+        """
+        return frames.frame(frames.PLACES, place_rows(self.run, along, ends))
 
     def concurrency(self) -> pd.DataFrame:
         """Return one row for each load and method; empty if requests ran one at a time."""

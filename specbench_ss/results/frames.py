@@ -18,6 +18,7 @@ from specbench_ss.errors import first_line
 from specbench_ss.results import ranking
 from specbench_ss.results.concurrency import ConcurrencyRow
 from specbench_ss.results.cost_model import MachineRow
+from specbench_ss.results.places import PlaceRow
 from specbench_ss.results.sample_checks import unfinished
 from specbench_ss.results.summary import SummaryRow, summarise
 from specbench_ss.runs.columns import Column, columns_of, table
@@ -159,6 +160,7 @@ SHORT_SUMMARY = (
     "mean_acceptance_length", "acceptance_rate", "relative_step_time", "tokens_per_s", "output", "n_prompts",
 )  # fmt: skip
 MACHINE = columns_of(MachineRow)
+PLACES = columns_of(PlaceRow)
 
 
 def _wait(name: str) -> Callable[[ConcurrencyRow], Any]:

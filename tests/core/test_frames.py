@@ -17,7 +17,17 @@ from specbench_ss.engine.decoder import Step
 from specbench_ss.errors import UserError
 from specbench_ss.results.analysis import analyse
 from specbench_ss.results.compare import COMPARISON, DIFFERENCES
-from specbench_ss.results.frames import LEVELS, MACHINE, OUTPUT_MATCH, SAMPLES, SHORT_SUMMARY, STEPS, SUMMARY, TELEMETRY
+from specbench_ss.results.frames import (
+    LEVELS,
+    MACHINE,
+    OUTPUT_MATCH,
+    PLACES,
+    SAMPLES,
+    SHORT_SUMMARY,
+    STEPS,
+    SUMMARY,
+    TELEMETRY,
+)
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.runs.columns import Column
 from specbench_ss.runs.records import SampleRecord
@@ -32,6 +42,7 @@ FRAMES = {
     "`summary()`": SUMMARY,
     "`telemetry`": TELEMETRY,
     "`machine()`": MACHINE,
+    "`places()`": PLACES,
     "`concurrency()`": LEVELS,
 }
 HEADER = "| column | dtype | unit | meaning |\n|---|---|---|---|\n"

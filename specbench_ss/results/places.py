@@ -1,0 +1,122 @@
+"""Acceptance and speed by the place of a token: along the answer, or along the whole context.
+
+A step belongs to the place in which its first token lies. Seconds are those of steps, so prefill is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Annotated as Col
+from typing import Any, Literal
+
+import numpy as np
+
+from specbench_ss.errors import UserError
+from specbench_ss.results.summary import Number, safe_div
+from specbench_ss.runs.columns import Ends
+from specbench_ss.runs.records import Run, SampleRecord
+from specbench_ss.stats.intervals import Interval
+from specbench_ss.stats.pairs import Pairs
+
+ENDS = {"answer": (64, 256, 1024), "context": (512, 2048, 8192, 32768)}  # last tokens of all places but the last one
+Along = Literal["answer", "context"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceRow:
+    """One method on the steps that begin in one place."""
+
+    place: Col[str, "first and last token of the place, as in `65-256`"]
+    method: Col[str, "label of the method: its name with the given options"]
+    n_questions: Col[int, "questions with such steps of both the method and the baseline", "questions"]
+    tokens: Col[int, "output tokens of these steps", "tokens"]
+    steps: Col[int, "steps that begin in the place", "steps"]
+    mean_acceptance_length: Col[Number, "τ: tokens / steps", "tokens"]
+    acceptance_rate: Col[Number, "accepted tokens / draft depth", "0 to 1"]
+    relative_step_time: Col[Number, "mean step time / that of the baseline in this place", "×"]
+    decode_speedup: Col[Number, "time per token of these steps: baseline / method, paired by prompt", "×"]
+    decode_speedup_interval: Col[Interval | None, Ends("decode_speedup", "×")] = None
+
+
+def place_rows(run: Run, along: Along = "answer", ends: Sequence[int] = ()) -> list[PlaceRow]:
+    """Return a row for each place and method; none for servers, which report no steps.
+
+    along: count tokens of the answer, or of prompt and answer. ends: last token of each place but the last one; empty:
+    ENDS. Raises UserError for ends that do not increase from 1 on.
+    """
+    ends = tuple(ends) or ENDS[along]
+    if any(later <= before for before, later in pairwise((0, *ends))):
+        raise UserError(f"places end at increasing numbers of tokens, not at {', '.join(map(str, ends))}")
+    found: dict[tuple[int, str], list[SampleRecord]] = {}
+    for place, row in _parts(run, along, ends):
+        found.setdefault((place, row.method), []).append(row)
+    return [
+        _row(name, method, found[place, method], found[place, run.baseline])
+        for place, name in enumerate(names(ends))
+        for method in run.labels
+        if (place, method) in found and (place, run.baseline) in found
+    ]
+
+
+def names(ends: Sequence[int]) -> list[str]:
+    """Return the names of the places, as '1-64' and '1025-'."""
+    starts = [1, *(end + 1 for end in ends)]
+    return [f"{start}-{end}" for start, end in zip(starts, [*map(str, ends), ""], strict=True)]
+
+
+def _parts(run: Run, along: Along, ends: Sequence[int]) -> list[tuple[int, SampleRecord]]:
+    """Return the parts of all successful samples: the place, and a sample with the steps of that place alone."""
+    steps, rows = run.steps, {row.key: row for row in run.rows if row.ok}
+    kept = steps.only(steps.places(rows))
+    samples = [rows[key] for key in kept.keys]
+    offset = np.array([_before(row, along) for row in samples], np.int64)
+    tokens = kept.columns.tokens.astype(np.int64)
+    earlier = np.cumsum(tokens) - tokens  # of all samples together
+    first = earlier - np.repeat(earlier[kept.starts[:-1]] - offset, kept.counts)  # tokens before each step
+    wide = len(ends) + 1
+    cell = np.repeat(np.arange(len(samples)), kept.counts) * wide + np.searchsorted(ends, first, side="right")
+    many = np.bincount(cell, minlength=len(samples) * wide)
+    sums: dict[str, Any] = {
+        name: np.bincount(cell, getattr(kept.columns, column), len(many))
+        for name, column in (
+            ("tokens", "tokens"),
+            ("accepted_tokens", "accepted_tokens"),
+            ("draft_depth", "draft_depth"),
+            ("wall_s", "total_s"),
+        )
+    }
+    parts = []
+    for at in np.flatnonzero(many).tolist():
+        counts = {name: int(sums[name][at]) for name in ("tokens", "accepted_tokens", "draft_depth")}
+        part = replace(
+            samples[at // wide], prefill_tokens=0, steps=int(many[at]), wall_s=float(sums["wall_s"][at]), **counts
+        )
+        parts.append((at % wide, part))
+    return parts
+
+
+def _before(row: SampleRecord, along: Along) -> int:
+    """Return the tokens before the first step: of prefill, and of the prompt where the context is counted."""
+    return (row.prefill_tokens or 0) + (row.prompt_tokens or 0 if along == "context" else 0)
+
+
+def _row(place: str, method: str, own: Sequence[SampleRecord], ref: Sequence[SampleRecord]) -> PlaceRow:
+    pairs = Pairs(own, ref)
+    tokens, steps, accepted, depth = (
+        sum(getattr(row, name) for row in pairs.own) for name in ("tokens", "steps", "accepted_tokens", "draft_depth")
+    )
+    pace, of_ref = (safe_div(sum(r.wall_s for r in rows), sum(r.steps for r in rows)) for rows in (pairs.own, pairs.other))
+    return PlaceRow(
+        place=place,
+        method=method,
+        n_questions=len(pairs.questions),
+        tokens=tokens,
+        steps=steps,
+        mean_acceptance_length=pairs.tau,
+        acceptance_rate=safe_div(accepted, depth),
+        relative_step_time=safe_div(pace, of_ref),
+        decode_speedup=pairs.speedup(),
+        decode_speedup_interval=None if own is ref else pairs.interval(),
+    )
