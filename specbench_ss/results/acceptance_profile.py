@@ -199,7 +199,7 @@ def public_id(name: str) -> str:
 
 
 class Profile(msgspec.Struct):
-    """What is read of a speculation profile, whoever wrote it."""
+    """The fields of a speculation profile that are read, from ssbench or another tool."""
 
     num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, le=1024)]
     mean_accept_length: Annotated[float, msgspec.Meta(ge=1, le=1025)]
