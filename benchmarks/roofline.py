@@ -36,7 +36,7 @@ from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.engines import ENGINES, check_engine, use_engine
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, first_line
-from specbench_ss.methods.plan.step_cost import STREAMS, Chain, random_drafter, step_cost
+from specbench_ss.methods._plan.step_cost import STREAMS, Chain, random_drafter, step_cost
 from specbench_ss.methods.ss.config import SSOptions, StreamConfig
 from specbench_ss.methods.ss.decode import SpeculativeStreaming
 from specbench_ss.methods.ss.layers import Streams

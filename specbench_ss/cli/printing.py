@@ -415,6 +415,17 @@ def result_table(name: str, columns: Sequence[str], left: Collection[str] = LEFT
     return table
 
 
+def print_table(columns: Sequence[str], groups: Iterable[Iterable[Sequence[str]]], left: Collection[str] = LEFT) -> None:
+    """Print rows of text to standard output, with a line between groups. left: columns of text."""
+    console, table = Console(), result_table("", columns, left)
+    widen(console)
+    for group in groups:
+        for cells in group:
+            table.add_row(*map(escape, cells))
+        table.add_section()
+    console.print(table)
+
+
 def print_concurrency(results: Results, console: Console) -> None:
     """Print a row for each load and method, and the draft schedule, also as vLLM reads it, if the run has them."""
     if found := results.concurrency_rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ from specbench_ss.errors import UserError
 
 if TYPE_CHECKING:
     from specbench_ss.engine.target import Target
-    from specbench_ss.methods.plan.step_cost import StepCost
+    from specbench_ss.methods._plan.step_cost import StepCost
     from specbench_ss.results.acceptance_profile import Profile
 
 TAUS = (1.5, 2.0, 3.0, 4.0)  # mean tokens per step for which speedups are shown
@@ -87,7 +88,7 @@ def _measured(
     target: Target, draft: Target | None, counts: list[int], context: int, steps: int, draft_vocab: int
 ) -> list[tuple[str, int, StepCost]]:
     """Return the cost of a step for each kind that the target can have and each number of draft tokens."""
-    from specbench_ss.methods.plan.step_cost import EAGLE, LOOKUP, MEDUSA, SD, SS, STREAMS, random_drafter, step_cost
+    from specbench_ss.methods._plan.step_cost import EAGLE, LOOKUP, MEDUSA, SD, SS, STREAMS, random_drafter, step_cost
 
     kinds = [LOOKUP, MEDUSA, *([SS] if target.has_layer_access else []), EAGLE, *([SD] if draft else [])]
     found = []
@@ -118,12 +119,9 @@ def _row(kind: str, count: int, cost: StepCost, found: Profile | None) -> dict[s
 
 
 def _print(target: Target, context: int, rows: list[dict[str, Any]], found: Profile | None) -> None:
-    from rich.console import Console
-
-    from specbench_ss.cli.printing import result_table
+    from specbench_ss.cli.printing import print_table
     from specbench_ss.results.text import format_number, format_speedup
 
-    console = Console()
     about = f"{target.parameter_count / 1e6:,.1f} M parameters, {target.number_format}, {target.device}"
     print(f"{target.name} ({about}), {context:,} tokens of context: a step of ar takes {rows[0]['ar_ms']:.2f} ms")
     print("step: in steps of ar, of which drafting; a drafter pays where its τ is larger than its step")
@@ -131,18 +129,17 @@ def _print(target: Target, context: int, rows: list[dict[str, Any]], found: Prof
     columns = ["drafter", "nodes", "step", "drafting", *(f"τ={tau:g}" for tau in TAUS)]
     predicted = [row for row in rows if "profile_tau" in row]
     columns += ["τ of profile", "speedup"] if predicted else []
-    table = result_table("", columns, left=("drafter",))
-    for i, row in enumerate(rows):
-        first = not i or rows[i - 1]["drafter"] != row["drafter"]
-        if first and i:
-            table.add_section()
-        cells = [row["drafter"] if first else "", str(row["nodes"]), format_number(row["step"])]
-        cells += [format_number(row["draft_ms"] / row["ar_ms"])]
-        cells += [format_speedup(row["speedup"].get(f"{tau:g}")) for tau in TAUS]
-        if predicted:
-            cells += [format_number(row.get("profile_tau")), format_speedup(row.get("profile_speedup"))]
-        table.add_row(*cells)
-    console.print(table)
+    groups = []
+    for kind, own in groupby(rows, key=lambda row: row["drafter"]):
+        groups.append(list[list[str]]())
+        for row in own:
+            cells = ["" if groups[-1] else kind, str(row["nodes"]), format_number(row["step"])]
+            cells += [format_number(row["draft_ms"] / row["ar_ms"])]
+            cells += [format_speedup(row["speedup"].get(f"{tau:g}")) for tau in TAUS]
+            if predicted:
+                cells += [format_number(row.get("profile_tau")), format_speedup(row.get("profile_speedup"))]
+            groups[-1].append(cells)
+    print_table(columns, groups, left=("drafter",))
     if predicted:
         best = max(predicted, key=lambda row: row["profile_speedup"])
         verdict = f"{best['profile_speedup']:.2f}× with {best['nodes']} draft tokens"
