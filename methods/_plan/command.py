@@ -129,9 +129,9 @@ def _print(target: Target, context: int, rows: list[dict[str, Any]], found: Prof
     columns = ["drafter", "nodes", "step", "drafting", *(f"τ={tau:g}" for tau in TAUS)]
     predicted = [row for row in rows if "profile_tau" in row]
     columns += ["τ of profile", "speedup"] if predicted else []
-    groups = []
+    groups = list[list[list[str]]]()
     for kind, own in groupby(rows, key=lambda row: row["drafter"]):
-        groups.append(list[list[str]]())
+        groups.append([])
         for row in own:
             cells = ["" if groups[-1] else kind, str(row["nodes"]), format_number(row["step"])]
             cells += [format_number(row["draft_ms"] / row["ar_ms"])]
