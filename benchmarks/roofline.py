@@ -4,14 +4,14 @@
         [--widths 1 2 4 8 16 32 64 128] [--contexts 512 2048] [--engine eager] [--dtype auto] [--steps 10]
         [--out roofline.jsonl]
 
-Steps are measured as by `ssbench plan`, with random drafters (Medusa's heads have LM heads of their own); models that
-are named by their size are random too (Llama's shapes). A line has the medians and the median of the ratios.
+Steps are measured as by `ssbench plan`, with untrained drafters (Medusa's heads have LM heads of their own); models
+that are named by their size are random (Llama's shapes). A line has the medians and the median of the ratios.
 `verify` is a chain without a drafter: the cost of width alone. `ss` has four streams at each verified row;
 `ss-pruned` drafts 120 nodes, as the papers do, and its width is what stays of them where the streams begin.
 
 The least time is the larger one of: bytes of all weights, the drafter's too, and of the context over the measured
 bandwidth; operations of verifying, without those of drafting and of streams, over the measured peak (`ssbench doctor
---calibrate`). `eagle` drafts five levels of up to eight beams at every width, however few of them are verified. Lines
+--calibrate`). `eagle` drafts as many levels as `--nodes` gives EAGLE-2 for its width. Lines
 are appended to OUT as they are measured; existing lines are not measured again. Models that are refused or do not
 fit into memory are reported and left out; the exit code is then 1.
 """
@@ -36,7 +36,7 @@ from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.engines import ENGINES, check_engine, use_engine
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, first_line
-from specbench_ss.methods._plan.step_cost import STREAMS, Chain, random_drafter, step_cost
+from specbench_ss.methods._plan.step_cost import STREAMS, Chain, step_cost, untrained
 from specbench_ss.methods.ss.config import SSOptions, StreamConfig
 from specbench_ss.methods.ss.decode import SpeculativeStreaming
 from specbench_ss.methods.ss.layers import Streams
@@ -60,8 +60,9 @@ def decoder_of(method: str, target: Target, width: int) -> Decoder | None:
     if width < 2:
         return None
     if method in ("medusa", "eagle", "ss"):
-        return random_drafter(method, target, width - 1, own_heads=True)
+        return untrained(method, target, width - 1, own_heads=True)
     if method == "ss-pruned":
+        torch.manual_seed(0)
         config = StreamConfig(gamma=STREAMS, n_msa_layers=min(4, target.n_layers - 1), adapter_rank=8, prune_rank=8)
         options = SSOptions(k=3, n_draft=DRAFTED, n_keep=width)
         return SpeculativeStreaming(target, options, Streams(config, target.hidden_size))
@@ -119,6 +120,7 @@ def lines_of(
             with memory_given_back(decoder):
                 rows = max(width * (1 + STREAMS), 1 + DRAFTED)
                 found: dict[str, Any] = asdict(step_cost(decoder, context, rows, arguments.steps))
+                del found["nodes"]
         except OutOfMemory as error:
             log(f"{method:8} {width:4} rows {context:6} tokens: left out, {str(error).partition(':')[0]}")
             continue

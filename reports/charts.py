@@ -259,10 +259,9 @@ def places(rows: Sequence[PlaceRow], styles: Mapping[str, Style]) -> go.Figure:
     traces = []
     for label, style in styles.items():
         if points := [row for row in rows if row.method == label]:
-            name, ends = text_of(style.name), [row.decode_speedup_interval for row in points]
+            name, around = text_of(style.name), [(row, row.decode_speedup_interval) for row in points]
             above, below = (
-                [abs(end[side] - (row.decode_speedup or 0)) if end else 0 for row, end in zip(points, ends, strict=True)]
-                for side in (1, 0)
+                [abs(end[side] - (row.decode_speedup or 0.0)) if end else 0.0 for row, end in around] for side in (1, 0)
             )
             traces.append(go.Scatter(
                 x=[row.place for row in points], y=[row.decode_speedup for row in points], name=name,
@@ -272,7 +271,8 @@ def places(rows: Sequence[PlaceRow], styles: Mapping[str, Style]) -> go.Figure:
                 hovertemplate=f"{name}, tokens %{{x}}: %{{y:.2f}}×, τ %{{customdata:.2f}}<extra></extra>",
             ))  # fmt: skip
     made = figure(traces, "tokens of the answer", "decode speedup", showlegend=True)
-    return made.update_xaxes(type="category")
+    names = list(dict.fromkeys(row.place for row in rows))
+    return made.update_xaxes(type="category", categoryorder="array", categoryarray=names)
 
 
 def tokens_per_step(counted: pd.DataFrame, styles: Mapping[str, Style], order: Sequence[str], most: int) -> go.Figure:

@@ -127,7 +127,7 @@ def check_ends(path: Path) -> None:
 
 @contextmanager
 def open_text(path: Path) -> Iterator[TextIO]:
-    """Open a UTF-8 text file, which may be compressed by gzip or xz. Raises UserError in the block if it cannot be read."""
+    """Open a UTF-8 text file, also one compressed by gzip or xz. Raises UserError in the block if it cannot be read."""
     check_ends(path)
     try:
         with path.open("rb") as file:

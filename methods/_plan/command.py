@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import groupby, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,11 +19,12 @@ if TYPE_CHECKING:
     from specbench_ss.results.acceptance_profile import Profile
 
 TAUS = (1.5, 2.0, 3.0, 4.0)  # mean tokens per step for which speedups are shown
-KIND_OF = {  # methods and names of other tools -> kind of drafter with the same cost
-    "pld": "lookup", "suffix": "lookup", "lookahead": "lookup", "ngram": "lookup", "medusa": "medusa", "ss": "ss",
-    "eagle": "eagle", "eagle2": "eagle", "eagle3": "eagle", "mtp": "eagle", "sd": "sd", "draft_model": "sd",
+KIND_OF = {  # methods, and names of other tools -> kind of drafter with the same cost
+    "pld": "lookup", "suffix": "lookup", "lookahead": "lookup", "recycling": "lookup", "rest": "lookup",
+    "ngram": "lookup", "medusa": "medusa", "medusa2": "medusa", "ss": "ss", "eagle": "eagle", "eagle2": "eagle",
+    "eagle3": "eagle", "mtp": "eagle", "sd": "sd", "draft_model": "sd",
 }  # fmt: skip
-MOST_NODES = 256
+MOST_DRAFTED = 256  # tokens of a step
 
 
 def command(
@@ -46,7 +50,7 @@ def command(
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code of the model.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Measure a step with each kind of drafter, random and untrained, and print from which τ on it pays.
+    """Measure a step with each kind of drafter, untrained, and print from which τ on it pays.
 
     A step verifies the draft tokens and drafts the next ones; its time depends on their number and not on what they
     are. A drafter pays where its mean tokens per step (τ) exceed the step in steps of ar.
@@ -56,19 +60,21 @@ def command(
     from specbench_ss.results.acceptance_profile import read_profile
 
     found = None if profile is None else read_profile(profile)
-    counts = _counts(nodes, found)
+    counts, kind = _counts(nodes, found), _kind_of(found, bool(draft))
     target = load_target(model, dtype=dtype, device=device, engine=engine, trust_remote_code=trust_remote_code)
-    if context + MOST_NODES > target.context_length:
-        raise UserError(f"--context {context} leaves no room: the context of {model!r} has {target.context_length}")
     helper = load_target(draft, dtype=target.number_format, device=str(target.device)) if draft else None
+    _check(target, helper, counts, context, steps, draft_vocab)
     rows = [
-        _row(kind, count, cost, found)
-        for kind, count, cost in _measured(target, helper, counts, context, steps, draft_vocab)
+        _row(of, cost, found if of == kind or kind is None else None)
+        for of, cost in _measured(target, helper, counts, context, steps, draft_vocab)
     ]
+    if not rows:
+        raise UserError(f"no kind of drafter could be measured with {model!r}")
     if as_json:
-        print_json({"model": model, "context": context, "rows": rows})
+        settings = {"model": model, "dtype": target.number_format, "device": str(target.device), "engine": target.engine}
+        print_json(settings | {"context": context, "draft": draft, "draft_vocab": draft_vocab, "rows": rows})
     else:
-        _print(target, context, rows, found)
+        _print(target, context, rows, found.method if found and kind else None)
 
 
 def _counts(nodes: str, found: Profile | None) -> list[int]:
@@ -79,53 +85,76 @@ def _counts(nodes: str, found: Profile | None) -> list[int]:
         raise UserError(f"--nodes {nodes!r}: expected whole numbers, as in 2,4,8") from None
     if found is not None:
         counts |= found.mean_lengths().keys()
-    if not all(1 <= count <= MOST_NODES for count in counts):
-        raise UserError(f"draft tokens per step must be 1 to {MOST_NODES}, not {', '.join(map(str, sorted(counts)))}")
+    if wrong := [count for count in sorted(counts) if not 1 <= count <= MOST_DRAFTED]:
+        raise UserError(f"draft tokens per step must be 1 to {MOST_DRAFTED}, not {wrong[0]}")
     return sorted(counts)
+
+
+def _kind_of(found: Profile | None, with_draft: bool) -> str | None:
+    """Return the kind of drafter that a profile describes, None if it does not name one. Raises UserError for others."""
+    if found is None or found.method is None:
+        return None
+    kind = KIND_OF.get(found.method.lower())
+    if kind is None:
+        raise UserError(f"--profile: no kind of drafter here costs what {found.method!r} does: {', '.join(KIND_OF)}")
+    if kind == "sd" and not with_draft:
+        raise UserError(f"--profile is of {found.method!r}: give its draft model with --draft")
+    return kind
+
+
+def _check(
+    target: Target, draft: Target | None, counts: list[int], context: int, steps: int, draft_vocab: int
+) -> None:
+    """Raise UserError for options that the models do not allow."""
+    from specbench_ss.methods._plan.step_cost import KEPT, WARMUP
+    from specbench_ss.methods.sd.draft import mismatch
+
+    longest = context + (steps + WARMUP) * KEPT + max(counts)
+    for one in (target, draft):
+        if one is not None and longest > one.context_length:
+            needed = f"--context {context} with {steps} steps needs {longest:,} tokens"
+            raise UserError(f"{needed}, more than the context of {one.name!r} ({one.context_length:,})")
+    if draft_vocab > target.vocab_size:
+        raise UserError(f"--draft-vocab must be at most {target.vocab_size:,}, the size of the vocabulary")
+    if draft is not None and (problem := mismatch(target, draft)):
+        raise UserError(f"--draft {draft.name!r} has another vocabulary: {problem}")
 
 
 def _measured(
     target: Target, draft: Target | None, counts: list[int], context: int, steps: int, draft_vocab: int
-) -> list[tuple[str, int, StepCost]]:
-    """Return the cost of a step for each kind that the target can have and each number of draft tokens."""
-    from specbench_ss.methods._plan.step_cost import EAGLE, LOOKUP, MEDUSA, SD, SS, STREAMS, random_drafter, step_cost
+) -> Iterator[tuple[str, StepCost]]:
+    """Yield the cost of a step for each kind and number of draft tokens; warn of those that are left out."""
+    from specbench_ss.bench.timed_sample import memory_given_back
+    from specbench_ss.methods._plan.step_cost import EAGLE, LOOKUP, MEDUSA, SD, SS, STREAMS, step_cost, untrained
 
-    kinds = [LOOKUP, MEDUSA, *([SS] if target.has_layer_access else []), EAGLE, *([SD] if draft else [])]
-    found = []
-    for kind in kinds:
-        for count in counts:
-            decoder = random_drafter(kind, target, count, draft_vocab, draft)
-            found.append((kind, count, step_cost(decoder, context, (count + 1) * (1 + STREAMS), steps)))
-            if target.graphs is not None:
-                target.graphs.evict()  # a recording needs the cache that it was made over
-    return found
-
-
-def _row(kind: str, count: int, cost: StepCost, found: Profile | None) -> dict[str, Any]:
-    """Return a row of the table, JSON-ready."""
-    row = {
-        "drafter": kind,
-        "nodes": count,
-        "step": cost.ratio,
-        "draft_ms": cost.draft_ms,
-        "verify_ms": cost.verify_ms,
-        "ar_ms": cost.ar_ms,
-        "speedup": {f"{tau:g}": tau / cost.ratio for tau in TAUS if tau <= count + 1},
-    }
-    tau = None if found is None else found.mean_lengths().get(count)
-    if found is None or tau is None or KIND_OF.get(found.method or "", kind) != kind:
-        return row
-    return row | {"profile_tau": tau, "profile_speedup": tau / cost.ratio}
+    for kind, count in product((LOOKUP, MEDUSA, SS, EAGLE, *([SD] if draft else [])), counts):
+        try:
+            decoder = untrained(kind, target, count, draft_vocab, draft)
+            with memory_given_back(decoder):
+                yield kind, step_cost(decoder, context, (count + 1) * (1 + STREAMS), steps)
+        except UserError as error:
+            warnings.warn(f"{kind} with {count} draft tokens is left out: {error}", stacklevel=2)
+        if target.graphs is not None:
+            target.graphs.evict()  # a recording needs the cache that it was made over
 
 
-def _print(target: Target, context: int, rows: list[dict[str, Any]], found: Profile | None) -> None:
+def _row(kind: str, cost: StepCost, found: Profile | None) -> dict[str, Any]:
+    """Return a row of the table, JSON-ready. found: the profile of this kind of drafter."""
+    row: dict[str, Any] = {"drafter": kind, **asdict(cost)}
+    row["speedup"] = {f"{tau:g}": tau / cost.ratio for tau in TAUS if tau <= cost.nodes + 1}
+    tau = None if found is None else found.mean_lengths().get(cost.nodes)
+    return row if tau is None else row | {"profile_tau": tau, "profile_speedup": tau / cost.ratio}
+
+
+def _print(target: Target, context: int, rows: list[dict[str, Any]], profiled: str | None) -> None:
+    """Print the table. profiled: method of the profile, if it names one."""
     from specbench_ss.cli.printing import print_table
     from specbench_ss.results.text import format_number, format_speedup
 
     about = f"{target.parameter_count / 1e6:,.1f} M parameters, {target.number_format}, {target.device}"
     print(f"{target.name} ({about}), {context:,} tokens of context: a step of ar takes {rows[0]['ar_ms']:.2f} ms")
     print("step: in steps of ar, of which drafting; a drafter pays where its τ is larger than its step")
-    print("τ=N: speedup while decoding with N tokens per step; drafters are random, so their own τ is not known here")
+    print("τ=N: speedup while decoding with N tokens per step; the drafters are untrained, so they have no τ of their own")
     columns = ["drafter", "nodes", "step", "drafting", *(f"τ={tau:g}" for tau in TAUS)]
     predicted = [row for row in rows if "profile_tau" in row]
     columns += ["τ of profile", "speedup"] if predicted else []
@@ -133,14 +162,14 @@ def _print(target: Target, context: int, rows: list[dict[str, Any]], found: Prof
     for kind, own in groupby(rows, key=lambda row: row["drafter"]):
         groups.append([])
         for row in own:
-            cells = ["" if groups[-1] else kind, str(row["nodes"]), format_number(row["step"])]
+            cells = ["" if groups[-1] else kind, str(row["nodes"]), format_number(row["ratio"])]
             cells += [format_number(row["draft_ms"] / row["ar_ms"])]
             cells += [format_speedup(row["speedup"].get(f"{tau:g}")) for tau in TAUS]
             if predicted:
                 cells += [format_number(row.get("profile_tau")), format_speedup(row.get("profile_speedup"))]
             groups[-1].append(cells)
     print_table(columns, groups, left=("drafter",))
-    if predicted:
+    if predicted and profiled:
         best = max(predicted, key=lambda row: row["profile_speedup"])
         verdict = f"{best['profile_speedup']:.2f}× with {best['nodes']} draft tokens"
-        print(f"expected of {found and found.method or 'the profile'}: {verdict}, while decoding")
+        print(f"expected of {profiled}: {verdict}, while decoding")

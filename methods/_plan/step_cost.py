@@ -1,6 +1,6 @@
 """Time of a step by its kind of drafter and its number of draft tokens, next to a step of `ar`.
 
-No trained weights are needed: drafters are random, and acceptance is forced. Every step keeps two tokens if it drafts
+No trained weights are needed: drafters are untrained, and acceptance is forced. Every step keeps two tokens if it drafts
 any, so contexts grow equally. Of each pair of steps one is the drafter's and one is `ar`'s over the same context, in
 turn.
 """
@@ -65,14 +65,14 @@ class Forced(DecoderWrapper):
         return VerifyResult(path, tokens, honest.next_token, honest.root, honest.max_logits)
 
 
-def random_drafter(
+def untrained(
     kind: str, target: Target, nodes: int, draft_vocab: int = 0, draft: Target | None = None, own_heads: bool = False
 ) -> Decoder:
-    """Return a method with random weights that drafts `nodes` tokens. Raises UserError if the target cannot have it.
+    """Return an untrained method that drafts up to `nodes` tokens. Raises UserError if the target cannot have it.
 
     Args:
         kind: `lookup` (drafts cost nothing), `medusa` (four heads), `ss` (four streams in the last four layers), `eagle`
-            (one layer, levels of up to eight tokens) or `sd` (a chain of `draft`).
+            (one layer, with the levels of EAGLE-2) or `sd` (a chain of `draft`).
         target: model to verify with.
         nodes: draft tokens per step.
         draft_vocab: ids among which is drafted; 0: all.
@@ -83,14 +83,17 @@ def random_drafter(
     vocab = str(draft_vocab) if draft_vocab else ""
     if kind == LOOKUP:
         return Chain(target, nodes)
+    if kind in (MEDUSA, EAGLE):
+        target.require_hidden_eq_embedding(kind)
     if kind == MEDUSA:
         heads = MedusaHeads(len(RANKS), 1, target.hidden_size, target.vocab_size, own_unembed=own_heads)
-        options = MedusaOptions(draft_vocab=vocab)
-        return Medusa(target, options, with_frequent_tokens(heads, target.vocab_size), tree_of(best_tree(RANKS, nodes)))
+        heads, tree = with_frequent_tokens(heads, target.vocab_size), tree_of(best_tree(RANKS, nodes))
+        return Medusa(target, MedusaOptions(draft_vocab=vocab), heads, tree)
     if kind == EAGLE:
         drafter, config = new_eagle(target)
-        dynamic = DynamicOptions(total_tokens=nodes + 1, depth=4, top_k=8, draft_vocab=vocab)
-        return Eagle2(target, dynamic, with_frequent_tokens(drafter, target.vocab_size), config)
+        size = {name: int(value) for name, value in Eagle2.with_nodes({}, nodes).items()}
+        options = DynamicOptions(draft_vocab=vocab, **size)
+        return Eagle2(target, options, with_frequent_tokens(drafter, target.vocab_size), config)
     if kind == SS:
         target.require_layer_access(SS)
         shape = StreamConfig(gamma=STREAMS, n_msa_layers=min(4, target.n_layers - 1), adapter_rank=8, prune_rank=8)
@@ -98,13 +101,15 @@ def random_drafter(
         return SpeculativeStreaming(target, SSOptions(k=4, n_draft=nodes, prune="off", draft_vocab=vocab), streams)
     if draft is None:
         raise UserError("the kind sd needs a draft model")
-    return TwoModel(target, TwoModelOptions(gamma=nodes), draft)
+    frequent = torch.arange(draft.vocab_size - 1, -1, -1)
+    return TwoModel(target, TwoModelOptions(gamma=nodes, draft_vocab=vocab), draft, frequent)
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Medians over steps, in milliseconds. ratio: of a step and the step of `ar` next to it."""
+    """Medians over steps, in milliseconds. nodes: drafted tokens. ratio: of a step and the step of `ar` next to it."""
 
+    nodes: int
     step_ms: float
     ar_ms: float
     ratio: float
@@ -127,6 +132,7 @@ def step_cost(decoder: Decoder, context: int, rows: int, steps: int) -> StepCost
     runs = [session(Forced(one), prompt, room) for one in (decoder, Autoregressive(decoder.target))]
     taken = [[one.step(state) for one, state in runs] for _ in range(steps + WARMUP)][WARMUP:]
     return StepCost(
+        nodes=int(median(a.draft_nodes for a, _ in taken)),
         step_ms=1e3 * median(a.total_s for a, _ in taken),
         ar_ms=1e3 * median(b.total_s for _, b in taken),
         ratio=median(a.total_s / b.total_s for a, b in taken),

@@ -87,6 +87,7 @@ def page(results: Results) -> dict[str, Any]:
     checks, rows = health.notices(results.checks), machine.rows_of(view)
     alerts = [one for one in health.notices(worst_first(results.checks)) if one.level in ("error", "warning")]
     had = budgets(run, [] if view.served else view.contestants)
+    accepted = (steps.histogram(view), steps.by_position(view), steps.along_the_answer(view))
     drafts, found = samples.recorded(run), waterfalls(results.pairs)
     stairs = [found[label] for label in view.contestants if label in found]
     made = {
@@ -110,7 +111,7 @@ def page(results: Results) -> dict[str, Any]:
         "abbreviated": [style for style in view.look.values() if style.name != visible(style.label)],
         "pareto": steps.pareto(view),
         "matrix": speed.matrix(view),
-        "acceptance": [made for of in (steps.histogram, steps.by_position, steps.along_the_answer) if (made := of(view))],
+        "acceptance": [chart for chart in accepted if chart],
         "time": steps.time_per_token(view),
         "waterfalls": steps.waterfall_choices(view, stairs),
         "waterfall_table": steps.waterfall_table(view, stairs) if stairs else None,

@@ -158,7 +158,8 @@ def by_position(view: View) -> Chart | None:
 def along_the_answer(view: View) -> Chart | None:
     """Return decode speedup and τ by place of the answer; None unless answers reach a second place."""
     drafting = [label for label in view.contestants if label != view.run.baseline]
-    rows = [row for row in place_rows(view.run) if row.method in drafting]
+    invalid = {label for label, row in view.overall.items() if row.comparison == "invalid"}
+    rows = [row for row in place_rows(view.run, invalid) if row.method in drafting]
     if len({row.place for row in rows}) < 2:
         return None
     columns = [

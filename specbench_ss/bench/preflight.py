@@ -22,7 +22,7 @@ from specbench_ss.errors import UserError, plugin_code, prefixed
 from specbench_ss.models.cpu_dtype import chosen_dtype
 from specbench_ss.models.devices import check_divided, device_class, resolve_device, resolve_dtype
 from specbench_ss.models.load import check_template, outline_of
-from specbench_ss.models.published_drafters import drafter_to_fetch
+from specbench_ss.models.published_drafters import with_published_drafter
 from specbench_ss.models.quantize import check_quantize
 from specbench_ss.models.resolve import check_model
 from specbench_ss.options import MethodSpec, encodable
@@ -223,10 +223,12 @@ def check(
     """
     if output.resume and (output.out / MANIFEST).is_file():  # before missing methods of plugin files are reported
         check_same_plugins(output.out, read_manifest(output.out)["config"], config.as_dict())
+    used: tuple[str, ...] = ()
     if loaded is None:
         check_divided(config.model, config.device, config.engine, config.quantize)
-        config = with_published_drafters(config, output.optional, note)
-    config, notes = drop_unsupported(config, output.optional, loaded)
+        config, used = with_published_drafters(config, output.optional)
+    config, dropped = drop_unsupported(config, output.optional, loaded)
+    notes = (*used, *dropped)
     for text in notes:
         note(text)
     config = with_references(config)
@@ -280,23 +282,19 @@ def check_methods(config: RunConfig, loaded: Target | None = None) -> tuple[Mode
     return info, advised
 
 
-def with_published_drafters(
-    config: RunConfig, optional: Collection[str], note: Callable[[str], None] = lambda _: None
-) -> RunConfig:
-    """Name a published drafter for each method of a hub model that has no weights, given or bundled; note its source.
+def with_published_drafters(config: RunConfig, optional: Collection[str]) -> tuple[RunConfig, tuple[str, ...]]:
+    """Give each method of a hub model without weights its published ones; return the configuration and notes on them.
 
     optional: labels of methods that nobody named, which get none: `all` must not download every drafter.
     """
-    methods = []
+    methods, notes = list[MethodSpec](), []
     for spec in config.methods:
-        found = None if spec.label in optional else drafter_to_fetch(config.model, spec)
-        if found is not None:
-            spec = replace(spec, options={"weights": found.drafter, **spec.options})
-            if spec.label in (other.label for other in config.methods):
-                raise UserError(f"method {spec.label!r} is given twice: its drafter is the published one")
-            note(f"{spec.name} has no bundled weights for {config.model}: using {found.drafter} ({found.page})")
-        methods.append(spec)
-    return replace(config, methods=tuple(methods))
+        made, note = (spec, "") if spec.label in optional else with_published_drafter(spec, config.model)
+        if note and made.label in (other.label for other in config.methods):
+            raise UserError(f"method {made.label!r} is given twice: its drafter is the published one")
+        methods.append(made)
+        notes += [note] if note else []
+    return replace(config, methods=tuple(methods)), tuple(notes)
 
 
 def drop_unsupported(

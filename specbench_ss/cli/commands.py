@@ -29,7 +29,8 @@ COMMANDS = {  # line in `ssbench --help`; the module in specbench_ss.cli has its
     "export": "Write a run in the format of another tool.",
     "import-specbench": "Score answer files of Spec-Bench, EAGLE or Medusa again.",
     "paper": "Measure a table or figure of the papers and show the published numbers next to ours.",
-    "models": "List the named models, download one, check a model with a method, or convert a drafter for vLLM.",
+    "models": "List the named models or published drafters, download a model, check it with a method, or convert a "
+    "drafter for vLLM.",
     "suites": "List the suites, show their questions, download their data, or check one.",
     "train": "Train a drafter for your model on your conversations.",
 }

@@ -24,7 +24,7 @@ from specbench_ss.models.bundled import DRAFTERS
 from specbench_ss.models.catalog import fetchable, fetchable_model
 from specbench_ss.models.fetch import fetch as fetch_model
 from specbench_ss.models.load import check_template, load_target, outline_of
-from specbench_ss.models.published_drafters import drafter_to_fetch, published_drafters
+from specbench_ss.models.published_drafters import published_drafters, with_published_drafter
 from specbench_ss.models.resolve import available
 from specbench_ss.options import MethodSpec
 from specbench_ss.registry import ALL
@@ -121,8 +121,9 @@ def check(
     """
     warnings.simplefilter("default", ServingWarning)
     spec = _one_method(method, set or [])
-    if published := drafter_to_fetch(model, spec):
-        spec = replace(spec, options={"weights": published.drafter, **spec.options})
+    spec, note = with_published_drafter(spec, model)
+    if note:
+        print(note)
     kind, options = registry.method_class(spec.name), registry.method_options(spec)
     info = outline_of(model, trust_remote_code=trust_remote_code, chat_template=chat_template)
     print(f"model    {_summary(info)}")

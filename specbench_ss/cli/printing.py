@@ -415,7 +415,9 @@ def result_table(name: str, columns: Sequence[str], left: Collection[str] = LEFT
     return table
 
 
-def print_table(columns: Sequence[str], groups: Iterable[Iterable[Sequence[str]]], left: Collection[str] = LEFT) -> None:
+def print_table(
+    columns: Sequence[str], groups: Iterable[Iterable[Sequence[str]]], left: Collection[str] = LEFT
+) -> None:
     """Print rows of text to standard output, with a line between groups. left: columns of text."""
     console, table = Console(), result_table("", columns, left)
     widen(console)

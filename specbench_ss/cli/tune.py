@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from functools import partial
@@ -34,6 +35,7 @@ from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.models.devices import check_divided, resolve_device
 from specbench_ss.models.load import check_template, load_target
+from specbench_ss.models.published_drafters import with_published_drafter
 from specbench_ss.models.resolve import check_model
 from specbench_ss.options import REFERENCE, MethodSpec, PluginFile
 from specbench_ss.registry import load_plugins
@@ -174,11 +176,14 @@ def run(options: TuneOptions, plugin: Sequence[PluginFile] = ()) -> None:
     check_writable(path)
     check_model(options.model)
     model = {name: getattr(options, name) for name in ("model", "trust_remote_code", "chat_template")}
+    spec, note = with_published_drafter(spec, options.model)
+    if note:
+        warnings.warn(note, stacklevel=2)
     info, _ = preflight.check_methods(RunConfig((spec,), **model))
     check_template(info.tokenizer, info.name)
     data = usable_questions(info, questions(options, info))
     target = load_target(**model, dtype=options.dtype, device=options.device, engine=options.engine)
-    bench, console = _bench(options, target, data), Console(stderr=True)
+    bench, console = _bench(options, spec, target, data), Console(stderr=True)
     for note in data.notes:
         console.print(f"{data.name}: {note}", style="dim", highlight=False, markup=False, soft_wrap=True)
     with frozen_heap(), TuneProgress(options.budget, console) as progress:
@@ -208,10 +213,10 @@ def questions(options: TuneOptions, info: ModelInfo) -> SuiteData:
     return registry.load_suite(suite).calibration(request)
 
 
-def _bench(options: TuneOptions, target: Target, data: SuiteData) -> DecoderBench:
+def _bench(options: TuneOptions, spec: MethodSpec, target: Target, data: SuiteData) -> DecoderBench:
     return DecoderBench(
-        options.spec,
-        registry.load_method(options.spec, target),
+        spec,
+        registry.load_method(spec, target),
         registry.load_method(MethodSpec(REFERENCE), target),
         [prompt_ids(target, question) for question in data.questions],
         StopParams(options.max_new_tokens, target.eos_ids),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -32,6 +32,11 @@ class PublishedDrafter:
     page: str
     licence: str = ""
 
+    @property
+    def note(self) -> str:
+        """Return a sentence for the user of a method that takes this drafter."""
+        return f"{self.method} has no bundled weights for {self.target}: using {self.drafter} ({self.page})"
+
 
 @cache
 def published_drafters() -> tuple[PublishedDrafter, ...]:
@@ -52,7 +57,15 @@ def published_drafter(model: str, method: str) -> PublishedDrafter | None:
     return next((found for found in published_drafters() if (found.target.lower(), found.method) == wanted), None)
 
 
-def drafter_to_fetch(model: str, spec: MethodSpec) -> PublishedDrafter | None:
+def with_published_drafter(spec: MethodSpec, model: str) -> tuple[MethodSpec, str]:
+    """Give a method without weights the published ones of its model; return it, and a note, '' if it stays as it is."""
+    found = _drafter_to_fetch(spec, model)
+    if found is None:
+        return spec, ""
+    return replace(spec, options={"weights": found.drafter, **spec.options}), found.note
+
+
+def _drafter_to_fetch(spec: MethodSpec, model: str) -> PublishedDrafter | None:
     """Return the published drafter for a method that has no weights, neither given nor bundled.
 
     None for a model that did not come from the hub: then nothing is downloaded unless the user names it.

@@ -6,7 +6,8 @@ tokens up to this one are accepted, for vLLM's synthetic acceptance). Schema 1.0
 request 2247). The golden lengths are a YAML file that maps model, thinking mode and draft length to the mean number of
 tokens per step (`golden_al_distribution` of SemiAnalysisAI/InferenceX).
 
-Positions are depths in the draft: of a tree they count along the accepted path, and the profile names the tree.
+Positions are depths in the draft: of a tree they count along the accepted path, and the profile names the tree. Lengths
+count accepted tokens before an answer is cut at its end, so they may exceed the run's τ a little.
 """
 
 from __future__ import annotations
@@ -24,17 +25,16 @@ import msgspec
 from specbench_ss import user_files
 from specbench_ss.engine.sampling import BLOCK
 from specbench_ss.errors import UserError
-from specbench_ss.options import MethodSpec
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.exchange import file_names
 from specbench_ss.results.summary import Tally, tally
 from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.storage import write_text
-from specbench_ss.user_files import read_json
+from specbench_ss.user_files import read_bytes
 
 SCHEMA_VERSION = "1.0"
 TOLERANCE = 0.02  # between the mean and the one that the marginal rates imply, as in the schema's own check
-TREE, CHAIN_ANALYTIC = "tree", "chain_analytic"
+CHAIN_ANALYTIC = "chain_analytic"
 THINKING = ("enable_thinking", "thinking")  # variables of chat templates
 
 
@@ -60,6 +60,11 @@ class Acceptance:
     def mean_length(self) -> float:
         """Return the mean number of tokens per step: accepted ones and the target's."""
         return 1 + sum(i * count for i, count in enumerate(self.counts)) / self.tally.steps
+
+    def mean_length_of_requests(self, run: Run) -> float:
+        """Return the mean over requests of each one's mean number of tokens per step."""
+        places = run.steps.places(row.key for row in self.rows)
+        return float(1 + (run.steps.totals.accepted_tokens[places] / run.steps.counts[places]).mean())
 
     @property
     def marginal(self) -> list[float]:
@@ -92,7 +97,7 @@ def write_profiles(results: Results, folder: Path) -> list[str]:
         stem = names[label].removesuffix(".jsonl")
         text = json.dumps(profile(own, run), ensure_ascii=False, indent=2)
         write_text(folder / f"{stem}.speculation_profile.json", text + "\n")
-        of_method.setdefault(MethodSpec.parse(label.partition("#")[0]).name, []).append(own)
+        of_method.setdefault(run.entry(label)["name"], []).append(own)
     for method, variants in of_method.items():
         text, left_out = golden_lengths(method, variants, run)
         write_text(folder / f"{method}.golden_al.yaml", text)
@@ -106,7 +111,8 @@ def profile(own: Acceptance, run: Run) -> dict[str, Any]:
     whole = run.manifest["config"].get("verification") == BLOCK  # accepts a whole block or none of it
     options = run.entry(own.label).get("options", {})
     answers = {row.category: [other for other in own.rows if other.category == row.category] for row in own.rows}
-    by_task = {task: Acceptance(own.label, rows, tally(rows, run.steps)) for task, rows in answers.items()}
+    tallies = {task: Acceptance(own.label, rows, tally(rows, run.steps)) for task, rows in answers.items()}
+    by_task = {task: one for task, one in tallies.items() if one.tally.steps}
     implied = 1 + sum(own.marginal)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -122,7 +128,7 @@ def profile(own: Acceptance, run: Run) -> dict[str, Any]:
         "marginal_accept_rates": None if whole else [round(rate, 6) for rate in own.marginal],
         **({"vectors_unavailable_reason": "block verification has no longest-prefix distribution"} if whole else {}),
         "mean_accept_length": mean,
-        "mean_accept_length_per_request": round(float(own.tally.tau_of.mean()), 6),
+        "mean_accept_length_per_request": round(own.mean_length_of_requests(run), 6),
         "accept_length_model": "measured_per_k",
         "accept_length_by_k": {str(length): mean},
         "acceptance_length_histogram": {str(i + 1): count for i, count in enumerate(own.counts) if count},
@@ -144,7 +150,7 @@ def profile(own: Acceptance, run: Run) -> dict[str, Any]:
 def conditions(own: Acceptance, run: Run) -> dict[str, Any]:
     """Return what the rates depend on: questions, sampling, and the shape of the drafts."""
     config, suite, model = run.manifest["config"], run.manifest["suite"], run.manifest["model"]
-    options = run.entry(own.label).get("options", {})
+    options = {name: _public(value) for name, value in run.entry(own.label).get("options", {}).items()}
     tree = own.tally.sums["draft_nodes"] > own.tally.sums["draft_depth"]
     return {
         "engine": f"ssbench {run.manifest['version']}",
@@ -158,9 +164,9 @@ def conditions(own: Acceptance, run: Run) -> dict[str, Any]:
         "top_p": config.get("top_p"),
         "concurrency": 1,
         "dtype": model["dtype"],
-        "draft_shape": TREE if tree else "chain",
+        "draft_shape": "tree" if tree else "chain",
         "draft_nodes_per_step": round(own.tally.sums["draft_nodes"] / own.tally.steps, 3),
-        "options": {**options, "weights": public_id(str(options["weights"]))} if options.get("weights") else options,
+        "options": options,
     }
 
 
@@ -177,9 +183,10 @@ def golden_lengths(method: str, variants: Sequence[Acceptance], run: Run) -> tup
     ]
     lines = [
         "# Acceptance length (AL): tokens per step, the target's included",
-        f"# dataset: {suite['name']} | temperature: {config.get('temperature')} | output_len: {suite['max_new_tokens']}",
+        f"# dataset: {suite['name']} | temperature: {config.get('temperature')}"
+        f" | output_len: {suite['max_new_tokens']}",
         f"# speculative-config: method={method} | measured with ssbench, key = draft length, value = AL",
-        f"{public_id(run.manifest['model']['name'])}:",
+        f"{json.dumps(public_id(run.manifest['model']['name']))}:",
         f"  {thinking_mode(config)}:",
         *(f"    {length}: {one.mean_length:.2f}" for length, one in sorted(lengths.items())),
     ]
@@ -191,6 +198,10 @@ def thinking_mode(config: Mapping[str, Any]) -> str:
     variables = json.loads(config.get("chat_template_kwargs") or "{}")
     stated = next((variables[name] for name in THINKING if name in variables), None)
     return "default" if stated is None else f"thinking_{'on' if stated else 'off'}"
+
+
+def _public(value: Any) -> Any:
+    return public_id(value) if isinstance(value, str) and ("/" in value or "\\" in value) else value
 
 
 def public_id(name: str) -> str:
@@ -207,28 +218,30 @@ class Profile(msgspec.Struct):
     method: str | None = None
     marginal_accept_rates: list[Annotated[float, msgspec.Meta(ge=0, le=1)]] | None = None
     accept_length_model: str = ""
+    accept_length_by_k: dict[str, Annotated[float, msgspec.Meta(ge=1, le=1025)]] | None = None
     measurement_conditions: dict[str, Any] | None = None
 
     def mean_lengths(self) -> dict[int, float]:
         """Return the mean tokens per step by number of draft tokens, as far as the profile states it.
 
-        A chain whose first tokens do not depend on its length (`chain_analytic`) has all lengths up to its own; any
-        other draft has its own number alone, which of a tree is the number of nodes.
+        A chain whose first tokens do not depend on its length (`chain_analytic`) has all lengths up to its own. Any
+        other draft has the mean number of nodes that a step drafted, if it is stated, else the lengths that were
+        measured.
         """
-        stated = (self.measurement_conditions or {}).get("draft_nodes_per_step")
-        tree = (self.measurement_conditions or {}).get("draft_shape") == TREE
-        if tree and isinstance(stated, int | float) and stated >= 1:
-            return {round(stated): self.mean_accept_length}
-        if self.accept_length_model != CHAIN_ANALYTIC or not self.marginal_accept_rates:
-            return {self.num_speculative_tokens: self.mean_accept_length}
         rates = self.marginal_accept_rates
-        return {length: 1 + sum(rates[:length]) for length in range(1, len(rates) + 1)}
+        if self.accept_length_model == CHAIN_ANALYTIC and rates:
+            return {length: 1 + sum(rates[:length]) for length in range(1, len(rates) + 1)}
+        stated = (self.measurement_conditions or {}).get("draft_nodes_per_step")
+        if isinstance(stated, int | float) and stated >= 1:
+            return {round(stated): self.mean_accept_length}
+        by_length = {int(length): mean for length, mean in (self.accept_length_by_k or {}).items() if length.isdigit()}
+        return by_length or {self.num_speculative_tokens: self.mean_accept_length}
 
 
 def read_profile(path: Path) -> Profile:
     """Read a speculation_profile.json. Raises UserError for another file, and for rates that contradict each other."""
     try:
-        found = user_files.convert(read_json(path), Profile)
+        found = user_files.decoder(Profile)(read_bytes(path))
     except ValueError as error:
         raise UserError(f"{path} is no speculation profile: {error}") from None
     rates = found.marginal_accept_rates

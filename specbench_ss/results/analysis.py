@@ -261,7 +261,7 @@ class Results:
         ends: last token of each place but the last one; empty: 64, 256 and 1,024, or 512, 2,048, 8,192 and 32,768 of a
         context. Raises UserError for ends that do not increase from 1 on.
         """
-        return frames.frame(frames.PLACES, place_rows(self.run, along, ends))
+        return frames.frame(frames.PLACES, place_rows(self.run, self._invalid, along, ends))
 
     def concurrency(self) -> pd.DataFrame:
         """Return one row for each load and method; empty if requests ran one at a time."""

@@ -5,16 +5,16 @@ A step belongs to the place in which its first token lies. Seconds are those of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Annotated as Col
 from typing import Any, Literal
 
 import numpy as np
 
 from specbench_ss.errors import UserError
-from specbench_ss.results.summary import Number, safe_div
+from specbench_ss.results.summary import Number, safe_div, total
 from specbench_ss.runs.columns import Ends
 from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.stats.intervals import Interval
@@ -35,13 +35,17 @@ class PlaceRow:
     steps: Col[int, "steps that begin in the place", "steps"]
     mean_acceptance_length: Col[Number, "τ: tokens / steps", "tokens"]
     acceptance_rate: Col[Number, "accepted tokens / draft depth", "0 to 1"]
-    relative_step_time: Col[Number, "mean step time / that of the baseline in this place", "×"]
-    decode_speedup: Col[Number, "time per token of these steps: baseline / method, paired by prompt", "×"]
+    relative_step_time: Col[Number, "mean step time / that of the baseline in this place; missing if invalid", "×"]
+    decode_speedup: Col[Number, "time per token of these steps: baseline / method, paired by prompt; missing if invalid", "×"]
     decode_speedup_interval: Col[Interval | None, Ends("decode_speedup", "×")] = None
 
 
-def place_rows(run: Run, along: Along = "answer", ends: Sequence[int] = ()) -> list[PlaceRow]:
+def place_rows(
+    run: Run, invalid: Collection[str] = (), along: Along = "answer", ends: Sequence[int] = ()
+) -> list[PlaceRow]:
     """Return a row for each place and method; none for servers, which report no steps.
+
+    invalid: methods without valid times, whose rows have none.
 
     along: count tokens of the answer, or of prompt and answer. ends: last token of each place but the last one; empty:
     ENDS. Raises UserError for ends that do not increase from 1 on.
@@ -52,12 +56,12 @@ def place_rows(run: Run, along: Along = "answer", ends: Sequence[int] = ()) -> l
     found: dict[tuple[int, str], list[SampleRecord]] = {}
     for place, row in _parts(run, along, ends):
         found.setdefault((place, row.method), []).append(row)
-    return [
-        _row(name, method, found[place, method], found[place, run.baseline])
-        for place, name in enumerate(names(ends))
-        for method in run.labels
-        if (place, method) in found and (place, run.baseline) in found
-    ]
+    rows = []
+    for (place, name), method in product(enumerate(names(ends)), run.labels):
+        pairs = Pairs(found.get((place, method), ()), found.get((place, run.baseline), ()))
+        if pairs.questions:
+            rows.append(_row(name, method, pairs, valid=method not in invalid, own=method == run.baseline))
+    return rows
 
 
 def names(ends: Sequence[int]) -> list[str]:
@@ -102,12 +106,11 @@ def _before(row: SampleRecord, along: Along) -> int:
     return (row.prefill_tokens or 0) + (row.prompt_tokens or 0 if along == "context" else 0)
 
 
-def _row(place: str, method: str, own: Sequence[SampleRecord], ref: Sequence[SampleRecord]) -> PlaceRow:
-    pairs = Pairs(own, ref)
-    tokens, steps, accepted, depth = (
-        sum(getattr(row, name) for row in pairs.own) for name in ("tokens", "steps", "accepted_tokens", "draft_depth")
-    )
-    pace, of_ref = (safe_div(sum(r.wall_s for r in rows), sum(r.steps for r in rows)) for rows in (pairs.own, pairs.other))
+def _row(place: str, method: str, pairs: Pairs[SampleRecord], valid: bool, own: bool) -> PlaceRow:
+    """Return the row of a method. own: it is the baseline."""
+    columns = ("tokens", "steps", "accepted_tokens", "draft_depth")
+    tokens, steps, accepted, depth = (int(total(pairs.own, name)) for name in columns)
+    pace, of_ref = (total(rows, "wall_s") / total(rows, "steps") for rows in (pairs.own, pairs.other))
     return PlaceRow(
         place=place,
         method=method,
@@ -116,7 +119,7 @@ def _row(place: str, method: str, own: Sequence[SampleRecord], ref: Sequence[Sam
         steps=steps,
         mean_acceptance_length=pairs.tau,
         acceptance_rate=safe_div(accepted, depth),
-        relative_step_time=safe_div(pace, of_ref),
-        decode_speedup=pairs.speedup(),
-        decode_speedup_interval=None if own is ref else pairs.interval(),
+        relative_step_time=safe_div(pace, of_ref) if valid else None,
+        decode_speedup=pairs.speedup() if valid else None,
+        decode_speedup_interval=pairs.interval() if valid and not own else None,
     )

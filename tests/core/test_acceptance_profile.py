@@ -56,7 +56,7 @@ def test_a_profile_shows_no_folder_of_the_machine(make_run: MakeRun) -> None:
     path = make_run()
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["model"]["name"] = "/home/someone/models/own/model"
-    manifest["methods"][1]["options"] = {"weights": "/home/someone/drafter"}
+    manifest["methods"][1]["options"] = {"weights": "/home/someone/drafter", "tree": "/home/someone/t.json"}
     (path / "manifest.json").write_text(json.dumps(manifest))
     profile = exported(path)[0]["ss"]
     assert "home" not in json.dumps(profile)

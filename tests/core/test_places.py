@@ -34,13 +34,13 @@ def test_parts_add_up_to_the_run(make_run: MakeRun) -> None:
 def test_a_step_lies_where_its_first_token_does(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), questions=2))
     for along, before in (("answer", 0), ("context", 50)):  # prompts have 50 tokens
-        rows = [row for row in place_rows(run, along, (before + 20,)) if row.method == "ss"]  # type: ignore[arg-type]
+        rows = [row for row in place_rows(run, (), along, (before + 20,)) if row.method == "ss"]  # type: ignore[arg-type]
         early = 0
         for sample in run.of("ss"):
             tokens = run.steps.of(sample.key).tokens
             first = 1 + np.cumsum(tokens) - tokens + 1  # prefill gives the first token of the answer
             early += int((first <= 20).sum())
-        assert rows[0].steps == early and sum(row.steps for row in rows) == len(run.steps.together(r.key for r in run.of("ss")))
+        assert rows[0].steps == early and sum(row.steps for row in rows) == sum(r.steps or 0 for r in run.of("ss"))
 
 
 def test_the_speed_of_a_place_is_that_of_its_steps(make_run: MakeRun) -> None:

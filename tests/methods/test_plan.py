@@ -38,8 +38,8 @@ def test_every_kind_and_number_of_nodes_has_a_row(capsys: pytest.CaptureFixture[
     kinds = ("lookup", "medusa", "ss", "eagle", "sd")
     assert [(row["drafter"], row["nodes"]) for row in rows] == [(kind, n) for kind in kinds for n in (2, 5)]
     for row in rows:
-        assert row["step"] > 0 and row["ar_ms"] > 0 and row["verify_ms"] > 0
-        assert row["speedup"] == {tau: float(tau) / row["step"] for tau in ("1.5", "2", "3", "4")[: row["nodes"] + 1]}
+        assert row["ratio"] > 0 and row["ar_ms"] > 0 and row["verify_ms"] > 0
+        assert row["speedup"] == {tau: float(tau) / row["ratio"] for tau in ("1.5", "2", "3", "4")[: row["nodes"] + 1]}
     assert rows[1]["draft_ms"] < rows[-1]["draft_ms"]
 
 
@@ -48,7 +48,7 @@ def test_a_profile_gives_speedups_of_its_kind_alone(tmp_path: Path, capsys: pyte
     predicted = {row["nodes"]: row for row in rows if "profile_tau" in row}
     assert {row["drafter"] for row in predicted.values()} == {"medusa"}
     assert {n: row["profile_tau"] for n, row in predicted.items()} == {1: 1.75, 2: 2.25, 3: 2.5}
-    assert all(row["profile_speedup"] == row["profile_tau"] / row["step"] for row in predicted.values())
+    assert all(row["profile_speedup"] == row["profile_tau"] / row["ratio"] for row in predicted.values())
     assert main([*SMALL, "--nodes", "2", "--profile", str(tmp_path / "p.json")]) == 0
     assert "expected of medusa: " in capsys.readouterr().out
 
@@ -58,8 +58,9 @@ def test_a_profile_gives_speedups_of_its_kind_alone(tmp_path: Path, capsys: pyte
     [
         ({}, {1: 1.75, 2: 2.25, 3: 2.5}),
         ({"accept_length_model": "measured_per_k"}, {3: 2.5}),
+        ({"accept_length_model": "measured_per_k", "accept_length_by_k": {"1": 1.7, "3": 2.5}}, {1: 1.7, 3: 2.5}),
         ({"marginal_accept_rates": None}, {3: 2.5}),
-        ({"measurement_conditions": {"draft_shape": "tree", "draft_nodes_per_step": 7.6}}, {8: 2.5}),
+        ({"accept_length_model": "", "measurement_conditions": {"draft_nodes_per_step": 7.6}}, {8: 2.5}),
     ],
 )
 def test_lengths_are_those_that_a_profile_states(
@@ -77,6 +78,9 @@ def test_lengths_are_those_that_a_profile_states(
         ({"measured": False}, "profile of nothing"),
         ({"num_speculative_tokens": "many"}, "num_speculative_tokens"),
         ({"mean_accept_length": None}, "mean_accept_length"),
+        ({"mean_accept_length": float("inf")}, "JSON"),
+        ({"method": "dflash"}, "dflash"),
+        ({"method": "draft_model"}, "--draft"),
     ],
 )
 def test_a_wrong_profile_is_one_line(
@@ -90,11 +94,11 @@ def test_a_wrong_profile_is_one_line(
     [
         (["--nodes", "two"], "whole numbers"),
         (["--nodes", "0"], "1 to 256"),
-        (["--context", "4000"], "leaves no room"),
+        (["--context", "4000"], "more than the context"),
+        (["--steps", "900"], "more than the context"),
+        (["--draft-vocab", "99999"], "size of the vocabulary"),
         (["--profile", "missing.json"], "missing.json"),
     ],
 )
-def test_wrong_options_are_one_line(
-    options: list[str], reported: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_options_are_one_line(options: list[str], reported: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert reported in failing([*SMALL, *options], capsys)
