@@ -1,13 +1,12 @@
-"""Compare methods on parts of an answer: its places, or the lines that the prompt contains and new lines.
+"""Compare methods on the lines of an answer that the prompt contains, and on new lines.
 
-    python benchmarks/answer_parts.py RUN --by place [--csv FILE]
-    python benchmarks/answer_parts.py RUN --by copied --model FOLDER [--csv FILE]
+    python benchmarks/copied_lines.py RUN --model FOLDER [--csv FILE]
 
 A model that completes a function repeats its head and its docstring first, and lookup copies these. A line of an
 answer is a copy if the prompt has the same line, surrounding whitespace aside; an empty line belongs to the line before
-it. Places are 64 tokens long, up to the fourth one. Each token has its share of its step and of the step's time; the
-first token, which prefill makes, is left out. The intervals are those of a run, over questions. --csv writes the
-tokens, steps and seconds of each part of each sample, and the seconds of drafting, verification and acceptance.
+it. Each token has its share of its step and of the step's time; the first token, which prefill makes, is left out. The
+intervals are those of a run, over questions. --csv writes the tokens, steps and seconds of each part of each sample,
+and the seconds of drafting, verification and acceptance.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from specbench_ss.runs.records import Run, SampleRecord, StepColumns
 from specbench_ss.runs.run_dir import read_run
 from specbench_ss.stats.pairs import Pairs
 
-PLACE, LAST = 64, 3  # tokens of a place; index of the last one
 Parts = Callable[[SampleRecord], list[str]]  # part of each token of an answer
 
 
@@ -43,14 +41,11 @@ def main() -> None:
     """Print a row for each part and method."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--by", choices=("place", "copied"), required=True)
-    parser.add_argument("--model", type=Path, help="folder of the tokenizer, for --by copied")
+    parser.add_argument("--model", type=Path, required=True, help="folder of the tokenizer")
     parser.add_argument("--csv", type=Path)
     a = parser.parse_args()
-    if a.by == "copied" and a.model is None:
-        parser.error("--by copied needs --model")
     run = read_run(a.run)
-    parts_of = places if a.by == "place" else copied_lines(run, a.model)
+    parts_of = copied_lines(run, a.model)
     parts: dict[tuple[str, str], list[PartOfSample]] = {}
     lines = []
     for row in _answered_by_all(run):
@@ -65,12 +60,6 @@ def main() -> None:
         ref = parts[name, run.baseline]
         for method in run.labels:
             print(" | ".join((name, method, *_cells(parts[name, method], ref))))
-
-
-def places(row: SampleRecord) -> list[str]:
-    """Return the place of each token of an answer, as '1-64'."""
-    names = [f"{PLACE * i + 1}-{PLACE * (i + 1) if i < LAST else ''}" for i in range(LAST + 1)]
-    return [names[min(i // PLACE, LAST)] for i in range(row.tokens or 0)]
 
 
 def copied_lines(run: Run, model: Path) -> Parts:
