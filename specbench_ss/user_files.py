@@ -132,11 +132,12 @@ def open_text(path: Path) -> Iterator[TextIO]:
     try:
         with path.open("rb") as file:
             start = file.peek(6)
+            content: Any = file
             if path.suffix == ".gz" or start[:2] == b"\x1f\x8b":
-                yield io.TextIOWrapper(gzip.GzipFile(fileobj=file), encoding="utf-8-sig")
-            else:
-                packed = start[:6] == b"\xfd7zXZ\0"
-                yield io.TextIOWrapper(lzma.LZMAFile(file) if packed else file, encoding="utf-8-sig")
+                content = gzip.GzipFile(fileobj=file)
+            elif start[:6] == b"\xfd7zXZ\0":
+                content = lzma.LZMAFile(file)  # noqa: SIM115 - closed with the file
+            yield io.TextIOWrapper(content, encoding="utf-8-sig")
     except OSError as error:
         raise UserError(f"cannot read {path}: {os_reason(error)}") from None
     except (EOFError, zlib.error, lzma.LZMAError):

@@ -71,7 +71,12 @@ def command(
     if not rows:
         raise UserError(f"no kind of drafter could be measured with {model!r}")
     if as_json:
-        settings = {"model": model, "dtype": target.number_format, "device": str(target.device), "engine": target.engine}
+        settings = {
+            "model": model,
+            "dtype": target.number_format,
+            "device": str(target.device),
+            "engine": target.engine,
+        }
         print_json(settings | {"context": context, "draft": draft, "draft_vocab": draft_vocab, "rows": rows})
     else:
         _print(target, context, rows, found.method if found and kind else None)
@@ -91,7 +96,7 @@ def _counts(nodes: str, found: Profile | None) -> list[int]:
 
 
 def _kind_of(found: Profile | None, with_draft: bool) -> str | None:
-    """Return the kind of drafter that a profile describes, None if it does not name one. Raises UserError for others."""
+    """Return the kind of drafter that a profile describes, None if it names none. Raises UserError for others."""
     if found is None or found.method is None:
         return None
     kind = KIND_OF.get(found.method.lower())
@@ -102,9 +107,7 @@ def _kind_of(found: Profile | None, with_draft: bool) -> str | None:
     return kind
 
 
-def _check(
-    target: Target, draft: Target | None, counts: list[int], context: int, steps: int, draft_vocab: int
-) -> None:
+def _check(target: Target, draft: Target | None, counts: list[int], context: int, steps: int, draft_vocab: int) -> None:
     """Raise UserError for options that the models do not allow."""
     from specbench_ss.methods._plan.step_cost import KEPT, WARMUP
     from specbench_ss.methods.sd.draft import mismatch
@@ -154,7 +157,9 @@ def _print(target: Target, context: int, rows: list[dict[str, Any]], profiled: s
     about = f"{target.parameter_count / 1e6:,.1f} M parameters, {target.number_format}, {target.device}"
     print(f"{target.name} ({about}), {context:,} tokens of context: a step of ar takes {rows[0]['ar_ms']:.2f} ms")
     print("step: in steps of ar, of which drafting; a drafter pays where its τ is larger than its step")
-    print("τ=N: speedup while decoding with N tokens per step; the drafters are untrained, so they have no τ of their own")
+    print(
+        "τ=N: speedup while decoding with N tokens per step; the drafters are untrained, so they have no τ of their own"
+    )
     columns = ["drafter", "nodes", "step", "drafting", *(f"τ={tau:g}" for tau in TAUS)]
     predicted = [row for row in rows if "profile_tau" in row]
     columns += ["τ of profile", "speedup"] if predicted else []

@@ -1,8 +1,8 @@
 """Time of a step by its kind of drafter and its number of draft tokens, next to a step of `ar`.
 
-No trained weights are needed: drafters are untrained, and acceptance is forced. Every step keeps two tokens if it drafts
-any, so contexts grow equally. Of each pair of steps one is the drafter's and one is `ar`'s over the same context, in
-turn.
+No trained weights are needed: drafters are untrained, and acceptance is forced. Every step keeps two tokens if it
+drafts any, so contexts grow equally. Of each pair of steps one is the drafter's and one is `ar`'s over the same
+context, in turn.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def untrained(
     """Return an untrained method that drafts up to `nodes` tokens. Raises UserError if the target cannot have it.
 
     Args:
-        kind: `lookup` (drafts cost nothing), `medusa` (four heads), `ss` (four streams in the last four layers), `eagle`
-            (one layer, with the levels of EAGLE-2) or `sd` (a chain of `draft`).
+        kind: `lookup` (drafts cost nothing), `medusa` (four heads), `ss` (four streams in the last four layers),
+            `eagle` (one layer, with the levels of EAGLE-2) or `sd` (a chain of `draft`).
         target: model to verify with.
         nodes: draft tokens per step.
         draft_vocab: ids among which is drafted; 0: all.
@@ -91,8 +91,9 @@ def untrained(
         return Medusa(target, MedusaOptions(draft_vocab=vocab), heads, tree)
     if kind == EAGLE:
         drafter, config = new_eagle(target)
-        size = {name: int(value) for name, value in Eagle2.with_nodes({}, nodes).items()}
-        options = DynamicOptions(draft_vocab=vocab, **size)
+        size = Eagle2.with_nodes({}, nodes)
+        depth, top_k = int(size["depth"]), int(size["top_k"])
+        options = DynamicOptions(total_tokens=nodes + 1, depth=depth, top_k=top_k, draft_vocab=vocab)
         return Eagle2(target, options, with_frequent_tokens(drafter, target.vocab_size), config)
     if kind == SS:
         target.require_layer_access(SS)

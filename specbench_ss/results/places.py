@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Annotated as Col
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -36,7 +36,9 @@ class PlaceRow:
     mean_acceptance_length: Col[Number, "τ: tokens / steps", "tokens"]
     acceptance_rate: Col[Number, "accepted tokens / draft depth", "0 to 1"]
     relative_step_time: Col[Number, "mean step time / that of the baseline in this place; missing if invalid", "×"]
-    decode_speedup: Col[Number, "time per token of these steps: baseline / method, paired by prompt; missing if invalid", "×"]
+    decode_speedup: Col[
+        Number, "time per token of the steps: baseline / method, paired by prompt; missing if invalid", "×"
+    ]
     decode_speedup_interval: Col[Interval | None, Ends("decode_speedup", "×")] = None
 
 
@@ -82,23 +84,25 @@ def _parts(run: Run, along: Along, ends: Sequence[int]) -> list[tuple[int, Sampl
     wide = len(ends) + 1
     cell = np.repeat(np.arange(len(samples)), kept.counts) * wide + np.searchsorted(ends, first, side="right")
     many = np.bincount(cell, minlength=len(samples) * wide)
-    sums: dict[str, Any] = {
-        name: np.bincount(cell, getattr(kept.columns, column), len(many))
-        for name, column in (
-            ("tokens", "tokens"),
-            ("accepted_tokens", "accepted_tokens"),
-            ("draft_depth", "draft_depth"),
-            ("wall_s", "total_s"),
-        )
+    sums = {
+        name: np.bincount(cell, getattr(kept.columns, name), len(many))
+        for name in ("tokens", "accepted_tokens", "draft_depth", "total_s")
     }
-    parts = []
-    for at in np.flatnonzero(many).tolist():
-        counts = {name: int(sums[name][at]) for name in ("tokens", "accepted_tokens", "draft_depth")}
-        part = replace(
-            samples[at // wide], prefill_tokens=0, steps=int(many[at]), wall_s=float(sums["wall_s"][at]), **counts
+    return [
+        (
+            at % wide,
+            replace(
+                samples[at // wide],
+                prefill_tokens=0,
+                tokens=int(sums["tokens"][at]),
+                steps=int(many[at]),
+                accepted_tokens=int(sums["accepted_tokens"][at]),
+                draft_depth=int(sums["draft_depth"][at]),
+                wall_s=float(sums["total_s"][at]),
+            ),
         )
-        parts.append((at % wide, part))
-    return parts
+        for at in np.flatnonzero(many).tolist()
+    ]
 
 
 def _before(row: SampleRecord, along: Along) -> int:

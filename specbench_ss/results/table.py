@@ -160,7 +160,8 @@ def summary_latex(results: Results) -> str:
     columns, rows = _summary(results)
     cells = pd.DataFrame([[c.cell(row) for c in columns] for row in rows], columns=[c.title for c in columns])
     sides = "".join("l" if c.left else "r" for c in columns)
-    return cells.to_latex(index=False, escape=True, column_format=sides).translate(LATEX)
+    made: str = cells.to_latex(index=False, escape=True, column_format=sides)
+    return made.translate(LATEX)
 
 
 def _summary(results: Results) -> tuple[list[Column], list[SummaryRow]]:

@@ -75,5 +75,5 @@ def test_thinking_and_block_verification_are_stated(make_run: MakeRun) -> None:
 
 
 def test_a_run_without_drafts_has_a_line_and_no_file(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
-    path = make_run(labels=("ar", "ar#2"))
+    path = make_run(labels=("ar", "ss-shared-ar"))
     assert exported(path) == ({}, {}) and "drafted nothing" in capsys.readouterr().err

@@ -117,7 +117,6 @@ def test_a_run_from_a_mirror_folder_needs_no_option(tmp_path: Path) -> None:
     assert f"using {found.drafter} ({found.page})" in done.stderr
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["methods"][1]["label"] == f"eagle3[weights={found.drafter}]" and manifest["status"] == "complete"
-    assert any(found.page in text for text in manifest["warnings"])
     shutil.rmtree(cache / f"models--{found.drafter.replace('/', '--')}")
     gone = subprocess.run([*command[:-1], str(tmp_path / "again")], capture_output=True, text=True, env=environment)
     assert gone.returncode == 2 and f"ssbench: eagle3: no file or folder {found.drafter!r}" in gone.stderr
