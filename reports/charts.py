@@ -261,7 +261,8 @@ def places(rows: Sequence[PlaceRow], styles: Mapping[str, Style]) -> go.Figure:
         if points := [row for row in rows if row.method == label]:
             name, around = text_of(style.name), [(row, row.decode_speedup_interval) for row in points]
             above, below = (
-                [abs(end[side] - (row.decode_speedup or 0.0)) if end else 0.0 for row, end in around] for side in (1, 0)
+                [abs(end[side] - (row.decode_speedup or 0.0)) if end else None for row, end in around]
+                for side in (1, 0)
             )
             traces.append(go.Scatter(
                 x=[row.place for row in points], y=[row.decode_speedup for row in points], name=name,

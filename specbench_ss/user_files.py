@@ -143,7 +143,9 @@ def open_text(path: Path) -> Iterator[TextIO]:
     except (EOFError, zlib.error, lzma.LZMAError):
         raise UserError(f"cannot read {path}: the compressed file is damaged") from None
     except UnicodeDecodeError:
-        raise UserError(f"{path} is not a UTF-8 text file; convert it to UTF-8") from None
+        raise UserError(
+            f"{path} is not a UTF-8 text file, nor one compressed by gzip or xz; convert it to UTF-8"
+        ) from None
 
 
 def read_bytes(path: Path) -> bytes:

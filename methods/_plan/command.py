@@ -25,6 +25,7 @@ KIND_OF = {  # methods, and names of other tools -> kind of drafter with the sam
     "eagle3": "eagle", "mtp": "eagle", "sd": "sd", "draft_model": "sd",
 }  # fmt: skip
 MOST_DRAFTED = 256  # tokens of a step
+NOISY = 1.15  # times between rows from which a line states it
 
 
 def command(
@@ -79,6 +80,8 @@ def command(
         }
         print_json(settings | {"context": context, "draft": draft, "draft_vocab": draft_vocab, "rows": rows})
     else:
+        if found and (about := found.about_length()):
+            print(f"profile: {about}")
         _print(target, context, rows, found.method if found and kind else None)
 
 
@@ -174,7 +177,18 @@ def _print(target: Target, context: int, rows: list[dict[str, Any]], profiled: s
                 cells += [format_number(row.get("profile_tau")), format_speedup(row.get("profile_speedup"))]
             groups[-1].append(cells)
     print_table(columns, groups, left=("drafter",))
+    noise = _noise(rows)
+    if noise:
+        print(noise)
     if predicted and profiled:
         best = max(predicted, key=lambda row: row["profile_speedup"])
         verdict = f"{best['profile_speedup']:.2f}× with {best['nodes']} draft tokens"
-        print(f"expected of {profiled}: {verdict}, while decoding")
+        print(f"expected of {profiled}: {verdict}, while decoding{' (noisy)' if noise else ''}")
+
+
+def _noise(rows: list[dict[str, Any]]) -> str:
+    """Return a line if steps of `ar`, which are measured again for each row, took unequally long; else ''."""
+    least, most = (end(row["ar_ms"] for row in rows) for end in (min, max))
+    if most <= NOISY * least:
+        return ""
+    return f"noisy: a step of ar took {least:.2f} ms in one row and {most:.2f} ms in another; repeat with more --steps"

@@ -15,6 +15,7 @@ from specbench_ss.results.cost_model import Waterfall
 from specbench_ss.results.places import place_rows
 from specbench_ss.results.summary import QUANTILES, SummaryRow
 from specbench_ss.results.text import interval, percent
+from specbench_ss.stats.intervals import FEWEST
 
 PARTS = {  # of a waterfall
     "fewer steps": f"Verification time of {REFERENCE} for the steps that the method saves",
@@ -178,7 +179,7 @@ def along_the_answer(view: View) -> Chart | None:
         charts.places(rows, {label: view.look[label] for label in drafting}).to_plotly_json(),
         Table.of("places", columns, rows),
         note="Steps that begin at these tokens of the answer, compared with the baseline's. Later places have fewer "
-        "questions: those with long answers.",
+        f"questions: those with long answers. Points without a bar have fewer than {FEWEST}.",
     )
 
 

@@ -73,6 +73,7 @@ def _write(run: Run, form: Form, out: Path | None) -> None:
             return
         _check_outside(out)
         write_text(out, text)
+        print(f"written: {out}")
         return
     folder = out or run.path / form
     if out is None and folder.is_symlink():

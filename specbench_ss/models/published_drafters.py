@@ -62,7 +62,8 @@ def with_published_drafter(spec: MethodSpec, model: str) -> tuple[MethodSpec, st
     found = _drafter_to_fetch(spec, model)
     if found is None:
         return spec, ""
-    return replace(spec, options={"weights": found.drafter, **spec.options}), found.note
+    others = {name: value for name, value in spec.options.items() if name != "weights"}
+    return replace(spec, options={"weights": found.drafter, **others}), found.note
 
 
 def _drafter_to_fetch(spec: MethodSpec, model: str) -> PublishedDrafter | None:
@@ -70,7 +71,7 @@ def _drafter_to_fetch(spec: MethodSpec, model: str) -> PublishedDrafter | None:
 
     None for a model that did not come from the hub: then nothing is downloaded unless the user names it.
     """
-    found = None if "weights" in spec.options else published_drafter(model, spec.name)
+    found = None if spec.options.get("weights") else published_drafter(model, spec.name)
     if found is None or find_folder(model) is not None or gguf_file(model) is not None:
         return None
     bundled = bundled_drafters(model)

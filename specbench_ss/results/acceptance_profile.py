@@ -221,6 +221,14 @@ class Profile(msgspec.Struct):
     accept_length_by_k: dict[str, Annotated[float, msgspec.Meta(ge=1, le=1025)]] | None = None
     measurement_conditions: dict[str, Any] | None = None
 
+    def about_length(self) -> str:
+        """Return a sentence if a step drafts another number of tokens than the longest draft has; else ''."""
+        lengths = self.mean_lengths()
+        if len(lengths) > 1 or self.num_speculative_tokens in lengths:
+            return ""
+        nodes = next(iter(lengths))
+        return f"drafts are up to {self.num_speculative_tokens} tokens deep and have {nodes} on average, which is timed"
+
     def mean_lengths(self) -> dict[int, float]:
         """Return the mean tokens per step by number of draft tokens, as far as the profile states it.
 

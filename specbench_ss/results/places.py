@@ -50,8 +50,13 @@ def place_rows(
     invalid: methods without valid times, whose rows have none.
 
     along: count tokens of the answer, or of prompt and answer. ends: last token of each place but the last one; empty:
-    ENDS. Raises UserError for ends that do not increase from 1 on.
+    ENDS. Only prompts count for which both the method and the baseline have steps in the place. Raises UserError for
+    another `along`, and for ends that are no whole numbers or do not increase from 1 on.
     """
+    if along not in ENDS:
+        raise UserError(f"places are counted along 'answer' or 'context', not {along!r}")
+    if not (isinstance(ends, Sequence) and all(type(end) is int for end in ends)):
+        raise UserError(f"places end at whole numbers of tokens, as in (64, 256), not at {ends!r}")
     ends = tuple(ends) or ENDS[along]
     if any(later <= before for before, later in pairwise((0, *ends))):
         raise UserError(f"places end at increasing numbers of tokens, not at {', '.join(map(str, ends))}")

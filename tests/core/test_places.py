@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ def test_the_speed_of_a_place_is_that_of_its_steps(make_run: MakeRun) -> None:
     assert late.decode_speedup == pytest.approx((late.mean_acceptance_length or 0) / 2, rel=0.05)
 
 
-@pytest.mark.parametrize("ends", [(8, 8), (0, 5), (9, 4)])
-def test_ends_that_do_not_increase_are_refused(make_run: MakeRun, ends: tuple[int, ...]) -> None:
-    with pytest.raises(UserError, match="increasing"):
-        analyse(read_run(make_run())).places(ends=ends)
+@pytest.mark.parametrize("wrong", [{"ends": (8, 8)}, {"ends": (0, 5)}, {"ends": 16}, {"ends": (1.5,)}, {"along": "x"}])
+def test_wrong_places_are_refused(make_run: MakeRun, wrong: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="places"):
+        analyse(read_run(make_run())).places(**wrong)

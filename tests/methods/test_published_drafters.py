@@ -47,6 +47,7 @@ def filled(methods: str, model: str = TARGET, optional: tuple[str, ...] = ()) ->
 def test_a_method_without_weights_takes_the_first_drafter_of_its_target() -> None:
     first = published_drafter(TARGET, "eagle3")
     assert first is not None and published_drafter(TARGET.lower(), "eagle3") == first
+    assert filled("eagle3[weights=]")[0][0].options == {"weights": first.drafter}
     specs, notes = filled("ar,eagle3[depth=3],pld")
     assert specs[1].options == {"weights": first.drafter, "depth": "3"}
     assert [spec.options for spec in (specs[0], specs[2])] == [{}, {}]
