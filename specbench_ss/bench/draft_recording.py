@@ -244,11 +244,17 @@ class SecondPasses:
         self.session, self.recording, self.run_dir = session, session.recording, session.run_dir
         self.decoders, self.answer, self.warn = session.decoders, session.answer_again, session.warn_and_keep
 
-    def make(self, samples: Sequence[Sample]) -> None:
-        """Record requested drafts that are missing. A failure only gives a warning."""
+    def make(self, samples: Sequence[Sample], announce: Callable[[int], None]) -> None:
+        """Record requested drafts that are missing. A failure only gives a warning.
+
+        announce: called first with the number of answers that are decoded again, unless it is 0.
+        """
         chosen = samples_to_record(samples, self.recording.record_drafts, self.session.config.seed)
         existing = {record.key for record in read_drafts(self.run_dir.path)} if chosen else set()
-        self.record_drafts([sample for sample in chosen if sample.key not in existing])
+        missing = [sample for sample in chosen if sample.key not in existing]
+        if missing:
+            announce(len(missing))
+        self.record_drafts(missing)
 
     def record_drafts(self, chosen: Sequence[Sample]) -> None:
         """Record the drafts of these answers, except failed ones."""

@@ -55,6 +55,10 @@ class RunCallbacks(Protocol):
         """Called after a sample is committed."""
         return
 
+    def on_recording(self, answers: int) -> None:
+        """Called before drafts are recorded, for which so many answers are decoded again, untimed."""
+        return
+
     def on_warning(self, text: str) -> None:
         """Called with a warning for the user; the run continues."""
         return

@@ -177,7 +177,7 @@ class LocalSession(Session):
             SecondPasses(self).trace(warmup_prompts(self.target, self.data.questions, 1)[0])
 
     def finalize(self, samples: Sequence[Sample]) -> None:
-        SecondPasses(self).make(samples)
+        SecondPasses(self).make(samples, self.events.on_recording)
         if self.config.concurrency:
             BatchedConcurrencySweep(self, cast("RunDir", self.run_dir)).make()
 

@@ -139,6 +139,10 @@ class Progress(LiveView):
             more = f", about {_duration(left)} left" if self.done < self.total else ""
             self.console.print(f"{self.done} of {self.total} samples{more}", highlight=False)
 
+    def on_recording(self, answers: int) -> None:
+        """Print how many answers are decoded again."""
+        self.console.print(f"recording the drafts of {pluralize(answers, 'answer')}, untimed", highlight=False)
+
     def view(self) -> RenderableType:
         """Return the totals of each method above the bar."""
         table = Table(box=None, pad_edge=False, header_style="dim")

@@ -112,6 +112,7 @@ class Recorder:
     def __init__(self) -> None:
         self.total, self.rows, self.warnings, self.tokens = 0, list[SampleRecord](), list[str](), 0
         self.warmed: list[str] = []
+        self.recorded: list[int] = []
 
     def on_start(self, total: int) -> None:
         self.total = total
@@ -130,6 +131,9 @@ class Recorder:
 
     def on_sample(self, row: SampleRecord) -> None:
         self.rows.append(row)
+
+    def on_recording(self, answers: int) -> None:
+        self.recorded.append(answers)
 
     def on_warning(self, text: str) -> None:
         self.warnings.append(text)
@@ -192,6 +196,7 @@ def test_every_sample_is_made_once_and_committed_with_its_steps(tmp_path: Path) 
     assert len({r.key for r in done.rows}) == len(done.rows) == bench.events.total == 5 * 3 * 2
     assert done.manifest["status"] == "complete"
     assert [r.key for r in bench.events.rows] == [r.key for r in done.rows]
+    assert len(bench.events.recorded) == 1 and 0 < bench.events.recorded[0] <= len(done.rows)
     for row in done.rows:
         steps = done.steps.of(row.key).steps()
         assert row.tokens == len(row.token_ids or []) == (row.prefill_tokens or 0) + sum(s.tokens for s in steps)
@@ -356,7 +361,7 @@ def test_resuming_a_finished_run_does_nothing(tmp_path: Path) -> None:
     Bench(tmp_path, warmup=2).run()
     again = Bench(tmp_path, warmup=2)
     again.run(resume=True)
-    assert (again.calls, again.events.total) == ([], 0)
+    assert (again.calls, again.events.total, again.events.recorded) == ([], 0, [])
 
 
 def test_seeds_differ_by_prompt_and_repeat_but_not_by_method(tmp_path: Path) -> None:
