@@ -196,7 +196,6 @@ def test_every_sample_is_made_once_and_committed_with_its_steps(tmp_path: Path) 
     assert len({r.key for r in done.rows}) == len(done.rows) == bench.events.total == 5 * 3 * 2
     assert done.manifest["status"] == "complete"
     assert [r.key for r in bench.events.rows] == [r.key for r in done.rows]
-    assert len(bench.events.recorded) == 1 and 0 < bench.events.recorded[0] <= len(done.rows)
     for row in done.rows:
         steps = done.steps.of(row.key).steps()
         assert row.tokens == len(row.token_ids or []) == (row.prefill_tokens or 0) + sum(s.tokens for s in steps)

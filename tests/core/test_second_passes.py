@@ -20,6 +20,7 @@ from specbench_ss.bench.draft_recording import (
     samples_to_record,
     timeline,
 )
+from specbench_ss.bench.run_loop import NullCallbacks
 from specbench_ss.bench.runner import LocalSession
 from specbench_ss.bench.schedule import plan
 from specbench_ss.engine.sampling import SamplingParams
@@ -135,12 +136,16 @@ def test_a_trace_that_fails_leaves_no_prompt_behind(tmp_path: Path, monkeypatch:
     assert reset == ["ar", "pld"] and all(done.samples["status"] == "ok")
 
 
-def test_resuming_makes_only_what_is_missing(made: Path) -> None:
+def test_resuming_makes_only_what_is_missing(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    announced: list[int] = []
+    monkeypatch.setattr(NullCallbacks, "on_recording", lambda self, answers: announced.append(answers))
     before = (made / "drafts.jsonl").read_bytes()
     lines = before.splitlines(keepends=True)
     (made / "drafts.jsonl").write_bytes(b"".join(lines[:-2]) + lines[-2][:9])
     run("ss,sd,pld,suffix[past=on]", out=made, resume=True, device="cpu", **FEW)
-    assert (made / "drafts.jsonl").read_bytes() == before
+    assert (made / "drafts.jsonl").read_bytes() == before and announced == [2]
+    run("ss,sd,pld,suffix[past=on]", out=made, resume=True, device="cpu", **FEW)
+    assert announced == [2]
 
 
 def test_a_timeline_keeps_the_covered_time() -> None:
