@@ -5,7 +5,8 @@
         [--out roofline.jsonl]
 
 Steps are measured as by `ssbench plan`, with untrained drafters (Medusa's heads have LM heads of their own); models
-that are named by their size are random (Llama's shapes). A line has the medians and the median of the ratios.
+that are named by their size are random (Llama's shapes). A line has the medians and their ratio (before
+2026-11-29: steps of both in turn, one by one, and the median of the ratios).
 `verify` is a chain without a drafter: the cost of width alone. `ss` has four streams at each verified row;
 `ss-pruned` drafts 120 nodes, as the papers do, and its width is what stays of them where the streams begin.
 

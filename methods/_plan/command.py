@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from specbench_ss.results.acceptance_profile import Profile
 
 TAUS = (1.5, 2.0, 3.0, 4.0)  # mean tokens per step for which speedups are shown
-KIND_OF = {  # methods, and names of other tools -> kind of drafter with the same cost
-    "pld": "lookup", "suffix": "lookup", "lookahead": "lookup", "recycling": "lookup", "rest": "lookup",
-    "ngram": "lookup", "medusa": "medusa", "medusa2": "medusa", "ss": "ss", "eagle": "eagle", "eagle2": "eagle",
-    "eagle3": "eagle", "mtp": "eagle", "sd": "sd", "draft_model": "sd",
-}  # fmt: skip
+KIND_OF = {  # methods, and names of other tools -> kind of drafter with about the same cost
+    **dict.fromkeys(("pld", "suffix", "recycling", "ngram"), "lookup"),
+    **dict.fromkeys(("medusa", "medusa2"), "medusa"),
+    **dict.fromkeys(("eagle", "eagle2", "eagle3", "mtp"), "eagle"),
+    **dict.fromkeys(("sd", "draft_model"), "sd"),
+    "ss": "ss",
+}
 MOST_DRAFTED = 256  # tokens of a step
 NOISY = 1.15  # times between rows from which a line states it
 

@@ -9,10 +9,12 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from specbench_ss import registry
@@ -170,6 +172,32 @@ def test_a_long_pass_that_is_not_causal_is_not_cut_into_pieces() -> None:
         attend(x, target.new_cache(length), None, rotary) for attend in (block.attend, block.attend_by_torch)
     )
     assert (made - right).abs().max() <= 1e-4 * (1 + right.abs().max())
+
+
+class Operators(TorchDispatchMode):
+    """Counts torch's operators, views included."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@available
+@pytest.mark.parametrize("rows", [1, native_cpu.MOST_ROWS + 3])
+def test_a_layer_calls_torch_for_its_outputs_alone(rows: int) -> None:
+    """Operators in Python, once a layer and step, took a quarter of a step of the lab's model."""
+    target = next(targets(torch.float32))
+    block, h = target.family.blocks[0], target.hidden_size
+    assert isinstance(block, FusedBlock) and block.native is not None
+    _, kv_heads, d = target.attention_heads
+    x, cos, sin = torch.randn(1, rows, h), torch.ones(1, rows, 1, d), torch.zeros(1, rows, 1, d)
+    keys, values = torch.zeros(1, kv_heads, rows, d), torch.zeros(1, kv_heads, rows, d)
+    for call in (lambda: block.native.attend(x, keys, values, 0, (cos, sin), None), lambda: block.native.mlp(x)):
+        with torch.inference_mode(), Operators() as made:
+            call()
+        assert made.count == 1
 
 
 @available
