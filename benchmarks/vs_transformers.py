@@ -25,10 +25,10 @@ from transformers import CompileConfig
 from transformers.generation import candidate_generator as theirs_module
 
 from specbench_ss.bench.timed_sample import gc_disabled
-from specbench_ss.engine import attention as grouped_attention
 from specbench_ss.engine.decoder import Decoder, Step
 from specbench_ss.engine.engines import ENGINES
 from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.layers import attention as grouped_attention
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive

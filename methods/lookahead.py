@@ -131,7 +131,7 @@ class Lookahead(Decoder):
         furthest = min(past + max(tree.topology.depth, window.max_offset), target.context_length - 1)
         mask = target.block_mask(window.joined(visible), past)
         x = target.embed(tokens[None], positions)
-        x = target.run(x, 0, target.n_layers, state.cache, mask, target.rotary(positions, furthest))
+        (x,) = target.run(x, 0, target.n_layers, state.cache, mask, target.rotary(positions, furthest))
         newest = torch.cat((x[:, :1], x[:, n:]), 1)[:, -self.window.shape[1] :]  # the only level whose successor is new
         final = target.family.norm(torch.cat((x[:, :n], newest), 1))
         logits = target.logits(final)

@@ -32,10 +32,10 @@ def pytest_collection_finish() -> None:
 
 def _without_native_kernels() -> Iterator[None]:
     """Use torch's operators, as without g++."""
-    from specbench_ss.engine import native_cpu
+    from specbench_ss.engine.layers import cpu
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native_cpu, "supports", lambda *_: False)
+        patch.setattr(cpu, "supports", lambda *_: False)
         yield
 
 
@@ -88,13 +88,10 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def no_measured_format(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--dtype auto` is float32 on a CPU: what noise made faster once would answer otherwise where logits are close."""
-    if request.node.get_closest_marker("measured_format") is None:
-        from specbench_ss.models.cpu_dtype import Choice
-
-        choice = Choice("float32", {})
-        monkeypatch.setattr("specbench_ss.models.cpu_dtype.faster_dtype", lambda *_: choice)
+def float32_on_cpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--dtype auto` is float32 on a CPU, as on every processor where logits are close."""
+    if request.node.get_closest_marker("dtype_of_processor") is None:
+        monkeypatch.setattr("specbench_ss.models.cpu_dtype.dtype_of_processor", lambda *_: ("float32", "in tests"))
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specbench_ss.engine.cpu_kernels import Quantization
 from specbench_ss.engine.target import Target
+from specbench_ss.engine.weights import Quantization
 from specbench_ss.models.quantize import PACKAGES, quantise
 
 

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from specbench_ss.engine import cpu_kernels, device_map
+from specbench_ss.engine import device_map, target
 from specbench_ss.engine.generic_model import HfDecoder
+from specbench_ss.engine.layers import fused
 
 SECOND = torch.device("cpu", 1)  # a name that torch has on any machine, and a device that none has
 
@@ -97,8 +98,8 @@ def second_device(monkeypatch: pytest.MonkeyPatch, move: Callable[..., Tensor] =
         if getattr(module, "to_device", None) is device_map.to_device and module is not device_map:
             monkeypatch.setattr(module, "to_device", move)
     monkeypatch.setattr(device_map, "to_device", move)
-    monkeypatch.setattr(cpu_kernels, "packing", lambda *_: "")  # copies of weights are for CPUs
-    monkeypatch.setattr(cpu_kernels, "holds_numbers", torch.is_floating_point)  # else of torch's own class alone
+    monkeypatch.setattr(target, "packing", lambda *_: None)  # copies of weights are for CPUs
+    monkeypatch.setattr(fused, "holds_numbers", torch.is_floating_point)  # else of torch's own class alone
     with _Factories():
         yield
 

@@ -17,8 +17,9 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from specbench_ss.engine.cpu_kernels import PrepackedLinear, holds_numbers
+from specbench_ss.engine.layers.linear import PrepackedLinear
 from specbench_ss.engine.tree import DraftTree
+from specbench_ss.engine.weights import holds_numbers
 from specbench_ss.errors import UserError, prefixed
 from specbench_ss.models.checkpoint import Keep, read_shapes
 from specbench_ss.models.frequent_tokens import FILE, read_token_ids

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
-from specbench_ss.engine import attention as grouped_attention
 from specbench_ss.engine.architectures import Block
-from specbench_ss.engine.cpu_kernels import FIRST, ROWS, FusedBlock, PrepackedLinear, PrepackFormat, RopeCache, fuse
+from specbench_ss.engine.layers import attention as grouped_attention
+from specbench_ss.engine.layers.fused import FIRST, ROWS, FusedBlock, RopeCache, fuse
+from specbench_ss.engine.layers.linear import PackedDtype, PrepackedLinear
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.methods._shared.draft_vocabulary import DraftVocabulary
 
@@ -98,7 +99,7 @@ class DrafterNetwork(nn.Module):
         if shape.draft_vocab and shape.marked:
             self.register_buffer("t2d", torch.zeros(vocab_size, dtype=torch.bool))
 
-    def finalize(self, rotary: Rotary, pack: PrepackFormat) -> None:
+    def finalize(self, rotary: Rotary, pack: PackedDtype) -> None:
         """Prepare for inference with final weights. A second call does nothing: configurations share a drafter."""
         if not self.finalized:
             self.finalized = True

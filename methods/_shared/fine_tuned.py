@@ -21,9 +21,9 @@ import torch
 
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.checks import check_target
-from specbench_ss.engine.cpu_kernels import holds_numbers
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.target import Target
+from specbench_ss.engine.weights import holds_numbers
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.models.checkpoint import read_shapes, read_tensors

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from specbench_ss import user_files
 from specbench_ss.engine.architectures import ModelInfo
-from specbench_ss.engine.cpu_kernels import PrepackedLinear, has_room
 from specbench_ss.engine.decoder import DecodeState
+from specbench_ss.engine.layers.linear import PrepackedLinear, has_room
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import MOST_NODES, AnyTopology, DraftTree, TreeTopology, indices, topology_of
 from specbench_ss.engine.verify import VerifyResult
@@ -232,7 +232,7 @@ def _read_json(path: Path, method: str) -> Any:
 
 def prepacked(heads: Sequence[tuple[Tensor, Tensor | None]], target: Target) -> list[PrepackedLinear]:
     """Return LM heads, weight and bias, for a CPU, where torch may be slow for one row of bfloat16."""
-    pack = target.prepack if has_room(sum(w.numel() * w.element_size() for w, _ in heads)) else ""
+    pack = target.prepack if has_room(sum(w.numel() * w.element_size() for w, _ in heads)) else None
     return [PrepackedLinear(*head, pack) for head in heads] if target.device_type == "cpu" else []
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench_ss.engine.cpu_kernels import PrepackedLinear, PrepackFormat
+from specbench_ss.engine.layers.linear import PackedDtype, PrepackedLinear
 
 
 class BlockConvolution(nn.Module):
@@ -32,7 +32,7 @@ class BlockConvolution(nn.Module):
         nn.init.zeros_(self.kernel_projection.weight)
         self.project: PrepackedLinear | None = None
 
-    def finalize(self, pack: PrepackFormat) -> None:
+    def finalize(self, pack: PackedDtype) -> None:
         """Prepare for inference with final weights."""
         self.project = self.project or PrepackedLinear(self.kernel_projection.weight, None, pack)
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench_ss.engine.cpu_kernels import PrepackedLinear, PrepackFormat
+from specbench_ss.engine.layers.linear import PackedDtype, PrepackedLinear
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]
 MARKOV_KINDS: tuple[MarkovKind, ...] = ("vanilla", "gated", "rnn")
@@ -71,7 +71,7 @@ class Correction(nn.Module):
         """
         return logits.expand(len(before), -1), state
 
-    def finalize(self, pack: PrepackFormat) -> None:
+    def finalize(self, pack: PackedDtype) -> None:
         """Prepare for inference with final weights."""
 
 
@@ -99,7 +99,7 @@ class MarkovHead(Correction):
         nn.init.normal_(self.markov_w1.weight)
         nn.init.zeros_(self.markov_w2.weight)
 
-    def finalize(self, pack: PrepackFormat) -> None:
+    def finalize(self, pack: PackedDtype) -> None:
         self.project = self.project or PrepackedLinear(self.markov_w2.weight, None, pack)
 
     def start(self, states: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ class RecurrentHead(Correction):
         )
         self.project: PrepackedLinear | None = None
 
-    def finalize(self, pack: PrepackFormat) -> None:
+    def finalize(self, pack: PackedDtype) -> None:
         self.project = self.project or PrepackedLinear(self.embed_proj[2].weight, None, pack)
 
     def open(self, logits: Tensor, states: Tensor) -> OpenedBlock:

@@ -27,7 +27,8 @@ from transformers.models.llama.modeling_llama import rotate_half
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
 
 from specbench_ss.engine.architectures import ModelInfo
-from specbench_ss.engine.cpu_kernels import FusedBlock, PrepackedLinear, PrepackFormat
+from specbench_ss.engine.layers.fused import FusedBlock
+from specbench_ss.engine.layers.linear import PackedDtype, PrepackedLinear
 from specbench_ss.engine.target import FINAL, AnyCache, Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared import speculators
@@ -164,7 +165,7 @@ class Drafter(DrafterNetwork):
         """Return the correction of the block's logits, or None."""
         return self.candidate_selector or self.recurrent_head
 
-    def finalize(self, rotary: Rotary, pack: PrepackFormat) -> None:
+    def finalize(self, rotary: Rotary, pack: PackedDtype) -> None:
         """Prepare for inference with final weights."""
         super().finalize(rotary, pack)
         self.injection = self.injection or self._injection(pack)
@@ -209,7 +210,7 @@ class Drafter(DrafterNetwork):
         keys = keys * cos + rotate_half(keys) * sin
         return keys.permute(2, 0, 3, 1, 4), values.permute(2, 0, 3, 1, 4)
 
-    def _injection(self, pack: PrepackFormat = "") -> tuple[PrepackedLinear, Tensor]:
+    def _injection(self, pack: PackedDtype = None) -> tuple[PrepackedLinear, Tensor]:
         """Return k_proj and v_proj of all layers as one matmul, and the weights of their k_norm [D, 1, head_dim]."""
         attentions: list[Any] = [layer.self_attn for layer in self.layers]
         parts = [a.k_proj for a in attentions] + [a.v_proj for a in attentions]

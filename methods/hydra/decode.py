@@ -64,8 +64,6 @@ class Hydra(TreeHeads):
         config: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(target, options, heads, tree, config)
-        if heads.prefix is not None:
-            heads.prefix.finalize()
         self.layer = input_layer(self.config, target.n_layers)  # whose input the heads read
         self.aux_hidden_state_layers = () if self.layer == FINAL else (self.layer,)
         self.levels = levels_of(tree, target.device)

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
-from specbench_ss.engine import attention
 from specbench_ss.engine.architectures import ModelInfo, rotary_table
-from specbench_ss.engine.attention import Heads
-from specbench_ss.engine.cpu_kernels import PrepackedLinear
+from specbench_ss.engine.layers import attention
+from specbench_ss.engine.layers.linear import PrepackedLinear
 from specbench_ss.engine.target import AnyCache
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafting import Read
@@ -57,13 +56,6 @@ class Prefix(nn.Module):
         self.layer = LlamaDecoderLayer(config, 0)
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self._table: tuple[Tensor, Tensor] | None = None  # cos, sin [length, head_dim]
-
-    def finalize(self) -> None:
-        """Prepare for inference: measure the attention backends now instead of in a step."""
-        weight, c = self.norm.weight, self.config
-        assert c.num_key_value_heads and c.head_dim
-        heads = c.num_attention_heads, c.num_key_value_heads, c.head_dim
-        attention.describe(Heads(str(weight.device), weight.dtype, *heads))
 
     def forward(self, x: Tensor, cache: AnyCache, masks: Sequence[Tensor | None], rotary: Any) -> Tensor:
         """Map states x [B, q, h] to [B, q, h]. masks: one, additive, None = causal. rotary: cos, sin."""

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specbench_ss.engine.architectures import ModelInfo
-from specbench_ss.engine.cpu_kernels import PrepackedLinear
+from specbench_ss.engine.layers.linear import PrepackedLinear
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafting import Read
 from specbench_ss.models.checkpoint import load_into, read_config, read_shapes, weights_in

@@ -187,7 +187,7 @@ class Medusa2Trainer(DrafterTrainer):
         if documents is None and any(target.windows):  # documents build the masks of sliding windows
             documents = Documents(torch.zeros_like(batch.ids), torch.arange(batch.ids.shape[1]).expand_as(batch.ids))
             documents = documents.to(batch.ids.device)
-        x = run_rows(target, batch.ids, target.n_layers, None, documents, (), {})
+        x, _ = run_rows(target, batch.ids, target.n_layers, None, documents, ())
         final = target.family.norm(x)  # [B, T, h]
         following = batch.labels[..., 0]
         labelled = following != -100

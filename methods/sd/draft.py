@@ -77,7 +77,7 @@ class Draft:
             for block, mask in zip(model.family.blocks, self._masks(visible, before, level), strict=True):
                 x = block(x, self.cache, mask, rotary)
         else:
-            x = model.run(x, 0, model.n_layers, self.cache, model.block_mask(visible, before), rotary)
+            (x,) = model.run(x, 0, model.n_layers, self.cache, model.block_mask(visible, before), rotary)
         self.cache.commit(k)
         return self._fit(model.logits(model.family.norm(x))[0])
 

@@ -142,7 +142,7 @@ class SPACE(FineTunedDecoder):
         last = min(s + k, target.context_length) - 1
         positions = torch.arange(s + k, device=target.device).clamp_max(last)[None]
         x = self.mask.embed(target, ids, positions, k)
-        x = target.run(x, 0, target.n_layers, state.cache, None, target.rotary(positions, last))
+        (x,) = target.run(x, 0, target.n_layers, state.cache, None, target.rotary(positions, last))
         state.cache.commit(s)
         final = target.family.norm(x[:, s - 1 :])
         self.mask_states = final[0, 1:]
@@ -167,7 +167,7 @@ class SPACE(FineTunedDecoder):
         positions = (depths + past).clamp_max(last)[None]
         x = self.mask.embed(target, tree.tokens[None], positions, n * self.k)
         rotary = target.rotary(positions, last)
-        x = target.run(x, 0, target.n_layers, state.cache, target.block_mask(visible, past), rotary)
+        (x,) = target.run(x, 0, target.n_layers, state.cache, target.block_mask(visible, past), rotary)
         final = target.family.norm(x[:, :n])
         return Output(target.logits(final), tree, {FINAL: final}, extra=x[0, n:].unflatten(0, (n, self.k)))
 

@@ -88,7 +88,8 @@ class SPACETrainer(DrafterTrainer):
         x = self.mask.embed(target, ids, positions, at.shape[1] * k)
         mask = additive(self._visible(t, at, documents), x.dtype)
         cache = PrefixCache(dict.fromkeys(range(target.n_layers)))
-        x = target.family.norm(target.run(x, 0, target.n_layers, cache, mask, target.rotary(positions)))
+        (x,) = target.run(x, 0, target.n_layers, cache, mask, target.rotary(positions))
+        x = target.family.norm(x)
         return x[:, :t], x[:, t:].unflatten(1, (-1, k))
 
     def _visible(self, t: int, at: Tensor, documents: Documents | None) -> Tensor:

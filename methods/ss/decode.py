@@ -341,7 +341,7 @@ class SpeculativeStreaming(Decoder):
         target, cache, s, g = self.target, state.cache, ids.shape[1], self.gamma
         positions = torch.arange(s, device=target.device)
         x = target.embed(ids, positions[None])
-        x = target.run(x, 0, self.first_msa_layer, cache, None, target.rotary(positions[None], s))
+        (x,) = target.run(x, 0, self.first_msa_layer, cache, None, target.rotary(positions[None], s))
         rows, all_positions = self._with_streams(x, positions, slice(s - 1, s))
         causal = torch.ones(s, s, dtype=torch.bool, device=target.device).tril()
         mask = target.block_mask(stream_visibility(causal, g, positions[-1:], attends=True), 0)

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from specbench_ss.engine.architectures import Block
-from specbench_ss.engine.attention import grouped_attention
-from specbench_ss.engine.cpu_kernels import FusedBlock, PrepackedLinear, PrepackFormat
 from specbench_ss.engine.cuda_graphs import StaticRows
 from specbench_ss.engine.device_map import to_device
 from specbench_ss.engine.kv_cache import BatchedKVCache
-from specbench_ss.engine.native_cpu import MOST_ROWS, NativeLayer, NativeLinear
+from specbench_ss.engine.layers.attention import grouped_attention
+from specbench_ss.engine.layers.cpu import MOST_ROWS, NativeLayer, NativeLinear
+from specbench_ss.engine.layers.fused import NativeBlock
+from specbench_ss.engine.layers.linear import PackedDtype, PrepackedLinear
 from specbench_ss.engine.target import Target
 from specbench_ss.methods._shared.draft_vocabulary import DraftVocabulary
 from specbench_ss.methods.ss.config import StreamConfig, StreamPosition
@@ -239,7 +240,7 @@ class Streams(nn.Module):
         self.prune_down = nn.Parameter(torch.randn(c.prune_rank, hidden) * hidden**-0.5)
         self.prune_up = nn.Parameter(torch.zeros(hidden, c.prune_rank))
 
-    def insert(self, main: Tensor, gamma: int, pack: PrepackFormat = "") -> Tensor:
+    def insert(self, main: Tensor, gamma: int, pack: PackedDtype = None) -> Tensor:
         """Return the initial streams [B, m * gamma, h] of main rows [B, m, h] at layer N - N_s (eq. 4).
 
         pack: of weights in inference.
@@ -252,7 +253,7 @@ class Streams(nn.Module):
         rows = main[:, :, None].expand(-1, -1, gamma, -1)
         return (rows + self.embedding[:gamma] if self.config.stream_init == "embedding" else rows).flatten(1, 2)
 
-    def adapt(self, layer: int, x: Tensor, pack: PrepackFormat = "") -> Tensor:
+    def adapt(self, layer: int, x: Tensor, pack: PackedDtype = None) -> Tensor:
         """Apply the stream adapter of the layer-th MSA layer: [B, r, h] -> [B, r, h]. pack: of weights in inference."""
         if self._uses_packed(x, pack):
             down, up = self._packed_pair(layer, pack)
@@ -260,11 +261,11 @@ class Streams(nn.Module):
         weights = self._adapter(layer, x.device)
         return F.linear(F.silu(F.linear(x, weights[0])), weights[1])
 
-    def _uses_packed(self, x: Tensor, pack: PrepackFormat) -> bool:
+    def _uses_packed(self, x: Tensor, pack: PackedDtype) -> bool:
         """Return True if x is multiplied by packed weights."""
-        return bool(pack) and x.device == self.prune_down.device and torch.is_inference_mode_enabled()
+        return pack is not None and x.device == self.prune_down.device and torch.is_inference_mode_enabled()
 
-    def _packed_pair(self, layer: int | None, pack: PrepackFormat) -> tuple[PrepackedLinear, PrepackedLinear]:
+    def _packed_pair(self, layer: int | None, pack: PackedDtype) -> tuple[PrepackedLinear, PrepackedLinear]:
         """Return a layer's adapter, or f_eta; packed again if weights have changed (evaluation in training)."""
         weights = [p for name, p in self._parameters.items() if name in PACKED and p is not None]
         version = (pack, *((w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights))
@@ -275,9 +276,9 @@ class Streams(nn.Module):
             self.packed[layer] = PrepackedLinear(down, None, pack), PrepackedLinear(up, None, pack)
         return self.packed[layer]
 
-    def _native(self, layer: int, block: Block, x: Tensor, pack: PrepackFormat) -> NativeLayer | None:
+    def _native(self, layer: int, block: Block, x: Tensor, pack: PackedDtype) -> NativeLayer | None:
         """Return the native MLP of a layer with its adapter; None where that does not apply."""
-        native = block.native if isinstance(block, FusedBlock) else None
+        native = block.native if isinstance(block, NativeBlock) else None
         few = len(x) == 1 and x.shape[1] <= MOST_ROWS and x.dtype == self.down.dtype
         if native is None or not native.has_mlp or not few or not self._uses_packed(x, pack):
             return None
@@ -338,7 +339,7 @@ class Streams(nn.Module):
         return tokens.masked_fill((mixed % 2 == 1) & (stream > 0), -1)  # the root is never masked
 
     def pass_layer(
-        self, layer: int, block: Block, x: Tensor, mains: int, attended: Tensor, pack: PrepackFormat = ""
+        self, layer: int, block: Block, x: Tensor, mains: int, attended: Tensor, pack: PackedDtype = None
     ) -> Tensor:
         """Run the first `mains` rows through the layer's MLP, and stream rows through the adapter (or MLP, or both).
 
@@ -421,7 +422,8 @@ def run_masked(
     with top_p(target, layout) if layout.stream_top_p else nullcontext():
         for layer, (block, mask) in enumerate(zip(target.family.blocks[-c.n_msa_layers :], masks, strict=True)):
             x = target.to_layer_device(x, layer - c.n_msa_layers)
-            attended = block.attend(x, cache, mask, rotary)
+            attend = block.attend_by_torch if layout.stream_top_p else block.attend
+            attended = attend(x, cache, mask, rotary)
             x = streams.pass_layer(layer, block, x, layout.mains, attended, target.prepack)
     return target.to_layer_device(x)
 

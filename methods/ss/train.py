@@ -376,9 +376,8 @@ class SharedTrainer(StreamTrainer):
 
     def _lower(self, ids: Tensor, documents: Documents | None = None) -> tuple[Tensor, Tensor]:
         """Return states [B, T, h] at layer N - N_s and at the pruning layer, with gradients for the LoRA."""
-        aux_states: dict[int, Tensor] = {}
         recompute = self.recompute and torch.is_grad_enabled()
-        x = run_rows(self.tuned, ids, self.first_msa_layer, None, documents, (self.prune_layer,), aux_states, recompute)
+        x, aux_states = run_rows(self.tuned, ids, self.first_msa_layer, None, documents, (self.prune_layer,), recompute)
         return x, aux_states.get(self.prune_layer, x)
 
     def _segment(

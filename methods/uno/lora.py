@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specbench_ss.engine.architectures import Block, ModelInfo, family_of
-from specbench_ss.engine.cpu_kernels import FusedBlock, RopeCache, layer_linears
 from specbench_ss.engine.device_map import DeviceBlock, place_blocks, to_device_recursive
+from specbench_ss.engine.layers.cpu import NativeLayer
+from specbench_ss.engine.layers.fused import FusedBlock, NativeBlock, RopeCache, layer_linears
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fine_tuned import (
@@ -96,16 +97,21 @@ class RowGated(nn.Module):
 class GatedBlock(FusedBlock):
     """A fused layer with a LoRA in some rows, with or without gradients."""
 
+    native: NativeLayer | None
+
     def attend(self, x: Tensor, cache: Any, mask: Tensor | None, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
         """Return attention's contribution to x [B, q, h], to be added to it."""
         assert rotary is not None
-        natively = self._attend_natively(x, cache, mask, rotary) if torch.is_inference_mode_enabled() else None
-        return self.attend_by_torch(x, cache, mask, rotary) if natively is None else natively
+        if self.native is not None and torch.is_inference_mode_enabled():
+            out = self.native.run(self.native.kernels.attend, x, cache, mask, rotary)
+            if out is not None:
+                return out
+        return self.attend_by_torch(x, cache, mask, rotary)
 
     def run_mlp(self, x: Tensor) -> Tensor:
         """Return the MLP's contribution to x [B, q, h]."""
-        natively = self.native is not None and len(x) == 1 and torch.is_inference_mode_enabled()
-        return FusedBlock.run_mlp(self, x) if natively else self.mlp_by_torch(x)
+        natively = self.native is not None and len(x) == 1 and self.native.supports_mlp(x)
+        return self.native.mlp(x) if natively else self.mlp_by_torch(x)  # type: ignore[union-attr]
 
 
 def gated_blocks(target: Target, lora: RowLora, first: int, trained: bool = False) -> list[Block]:
@@ -144,8 +150,9 @@ def _gated_blocks(target: Target, own: Sequence[Block], gated: Callable[..., Row
             for product, modules in zip(w.products(), parts, strict=True)
         )
         joined = replace(w, qkv=qkv, out=out, gate_up=gate_up, down=down)  # type: ignore[arg-type]
-        pairs = [product.pair() for product in (qkv, out, gate_up, down)]
-        native = None if block.native is None or trained else block.native.with_lora(pairs, qkv.scale, qkv.first)
+        pairs, native = [product.pair() for product in (qkv, out, gate_up, down)], None
+        if isinstance(block, NativeBlock) and not trained:
+            native = block.native.with_lora(pairs, qkv.scale, qkv.first)
         blocks.append(
             GatedBlock(
                 block.norm1, block.attention, block.norm2, block.mlp, block.parallel, block.cache_argument,

@@ -15,9 +15,9 @@ from typing import TypeVar
 
 import torch
 
-from specbench_ss.engine import native_cuda
 from specbench_ss.engine.decoder import Decoder, Generation, drop_caches
 from specbench_ss.engine.generate import StopParams, probe_drafts
+from specbench_ss.engine.layers import triton
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import RunStopped, UserError, error_text, place_of
@@ -182,7 +182,7 @@ Decode = Callable[[Decoder, list[int], StopParams, SamplingParams, OnTokens], Ge
 def recorded(target: Target) -> int:
     """Return the number of graph captures and compiled kernels so far, each of which takes time within a sample."""
     passes = getattr(target, "graphs", None)
-    return native_cuda.n_variants() + (0 if passes is None else int(passes.n_capture_attempts))
+    return triton.n_variants() + (0 if passes is None else int(passes.n_capture_attempts))
 
 
 def n_attempts(target: Target, stateful: bool) -> Iterator[None]:

@@ -9,7 +9,7 @@ import torch
 import typer
 
 from specbench_ss.bench.telemetry import sampler_for
-from specbench_ss.engine import native_cpu
+from specbench_ss.engine.layers import cpu
 from specbench_ss.models import limits as machine_limits
 from specbench_ss.models.devices import check_one_device, resolve_device
 from specbench_ss.models.limits import MachineLimits, device_name
@@ -34,8 +34,8 @@ def command(
     here, chosen = environment(), torch.device(resolve_device(device))
     _versions(here, chosen)
     if chosen.type == "cpu":
-        native = native_cpu.kernels()
-        print(f"{'kernels':<12}{f'native, {native.name}' if native else f'of torch: {native_cpu.problem()}'}")
+        native = cpu.kernels()
+        print(f"{'kernels':<12}{f'native, {native.name}' if native else f'of torch: {cpu.problem()}'}")
     _telemetry(chosen)
     note = busy()
     if note:

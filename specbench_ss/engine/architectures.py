@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specbench_ss.engine.attention import without_warnings
 from specbench_ss.engine.generic_model import GenericModel, check_generic, unsupported_architecture
+from specbench_ss.engine.layers.attention import without_warnings
 from specbench_ss.errors import UserError, error_text, first_line
 
 
@@ -41,6 +41,10 @@ class Block:
             kwargs["position_embeddings"] = rotary
         out: Tensor = self.attention(hidden_states=self.norm1(x), **kwargs)[0]
         return out
+
+    def attend_by_torch(self, x: Tensor, cache: Any, mask: Tensor | None, rotary: Any) -> Tensor:
+        """Return the same by the attention function of the model's configuration, whatever kernels the layer has."""
+        return Block.attend(self, x, cache, mask, rotary)
 
     def run_mlp(self, x: Tensor) -> Tensor:
         """Return the MLP's contribution to x [B, q, h]."""
@@ -164,7 +168,7 @@ def usable_context(config: Any) -> int:
     return min([longest, *(int(length) for length in originals if length)])
 
 
-LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "phi3")  # `cpu_kernels` supports their layers
+LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "phi3")  # `layers.fused` supports their layers
 _BUILDERS: dict[str, Callable[[Any], ModelParts]] = {
     "opt": _opt,
     "gpt_neox": _gpt_neox,

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench_ss.engine.cpu_kernels import bytes_read, entries
+from specbench_ss.engine.layers.linear import bytes_read
 from specbench_ss.engine.target import Target
+from specbench_ss.engine.weights import entries
 
 
 def model_shape(target: Target) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch
 from torch import Tensor
 
-from specbench_ss.engine import native_cuda
 from specbench_ss.engine.kv_cache import Cache, row_numbers
+from specbench_ss.engine.layers import triton
 from specbench_ss.errors import first_line
 from specbench_ss.time_limit import defer_alarm
 
@@ -246,7 +246,7 @@ class StaticPass:
         """Return the additive mask [1, 1, q, keys] of visible [q, m], m rows behind the cached ones.
 
         Cached rows are visible to all."""
-        if (mask := native_cuda.tree_mask(visible, self.past, self.keys, dtype)) is not None:
+        if (mask := triton.tree_mask(visible, self.past, self.keys, dtype)) is not None:
             return mask
         m = visible.shape[1]
         offsets = torch.arange(self.keys, device=visible.device) - self.past  # [keys]

@@ -27,8 +27,8 @@ from accelerate import init_empty_weights
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache
 
-from specbench_ss.engine.attention import NAME, set_attention, without_warnings
 from specbench_ss.engine.device_map import PerDevice, device_of, to_device, to_device_recursive
+from specbench_ss.engine.layers.attention import NAME, set_attention, without_warnings
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError, first_line
 

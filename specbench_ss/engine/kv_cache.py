@@ -65,12 +65,21 @@ class Cache:
 
         Keys and values of the layer [B, kv_heads, capacity, head_dim], int64 rows [q], and the number of rows then.
         """
+        start, q = self.lengths[layer], like.shape[2]
+        keys, values = self.writable(layer, q, (like.shape[1], like.shape[3]), like)
+        return keys, values, row_numbers(like.device, start, start + q), start + q
+
+    def writable(self, layer: int, q: int, heads: tuple[int, int], like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a layer's keys and values [B, kv_heads, capacity, head_dim] with room for q more rows.
+
+        heads: kv_heads and head_dim. like: a tensor [B, ..] of the dtype and device of the rows.
+        """
         start = self.lengths[layer]
-        end = start + like.shape[2]
-        self.check(start, end, layer)
-        if not self.has(layer):
-            self.allocate(like, like, layer)
-        return *self.memory_of(layer), row_numbers(like.device, start, end), end
+        self.check(start, start + q, layer)
+        if self.keys[layer] is None:
+            rows = like.new_empty(len(like), heads[0], q, heads[1])
+            self.allocate(rows, rows, layer)
+        return cast("Tensor", self.keys[layer]), cast("Tensor", self.values[layer])
 
     def check(self, start: int, end: int, layer: int) -> None:
         """Make room for rows start to end of a layer. Raises RuntimeError if they exceed the limit."""

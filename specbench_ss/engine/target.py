@@ -15,27 +15,18 @@ import torch
 from torch import Tensor
 
 from specbench_ss.engine.architectures import ModelInfo, family_of, rotary_table
-from specbench_ss.engine.attention import NAME, Heads, set_attention
-from specbench_ss.engine.attention import describe as describe_attention
-from specbench_ss.engine.cpu_kernels import (
-    PrepackedLinear,
-    Quantization,
-    describe,
-    fused_blocks,
-    measure_one_row,
-    native_norm,
-    packing,
-    products_of,
-    round_matrices,
-)
 from specbench_ss.engine.cuda_graphs import CudaGraphRunner, StaticPass
 from specbench_ss.engine.device_map import layer_devices, place_blocks, to_device
 from specbench_ss.engine.generic_model import check_against_hf
 from specbench_ss.engine.kv_cache import BatchedKVCache, Cache, PrefixCache, RaggedTensor
+from specbench_ss.engine.layers.attention import NAME, set_attention
+from specbench_ss.engine.layers.fused import describe, final_norm, fused_blocks
+from specbench_ss.engine.layers.linear import PrepackedLinear, packing
 from specbench_ss.engine.logits_processors import processors_of
 from specbench_ss.engine.numerics import HALF_WEIGHTS
 from specbench_ss.engine.timing import settle_cuda
 from specbench_ss.engine.tree import DraftTree, topology_of
+from specbench_ss.engine.weights import Quantization, round_matrices
 from specbench_ss.errors import UserError
 
 Rotary = Any  # result of `Target.rotary` for the layers: cos and sin, `generic_model.LayerInputs`, or None
@@ -81,7 +72,6 @@ class Target(ModelInfo):
         folder: Path | None = None,
         attention: str | None = None,
         fp16_weights: bool = False,
-        part_of: int = 0,
     ) -> None:
         """Prepare a causal LM for decoding.
 
@@ -91,7 +81,6 @@ class Target(ModelInfo):
         Args:
             attention: attention implementation for models without layer access; skips the check against HF.
             fp16_weights: round the matrices of this float32 model to float16, in place (faster GEMMs on a CPU).
-            part_of: weight bytes of the larger model that this one stands for, when memory for copies is estimated.
         """
         if not _is_causal_lm(model):
             raise UserError(
@@ -118,7 +107,7 @@ class Target(ModelInfo):
         self.dtype: torch.dtype = weight.dtype
         self.n_layers = len(self.family.blocks)
         self.parameter_count = sum(p.numel() for p in model.parameters())
-        self.prepack = packing(weight, part_of or self.parameter_count * weight.element_size(), fp16_weights)
+        self.prepack = packing(weight, self.parameter_count * weight.element_size(), fp16_weights)
         self._finalize()
         self.family.blocks = place_blocks(self.family.blocks, self.family.modules(), self.device)
         self.layer_devices = layer_devices(self.family.blocks, self.device)  # device -> its layers, main device first
@@ -142,14 +131,10 @@ class Target(ModelInfo):
         head, layer_access = self.family.head, self.family.generic is None
         if layer_access:
             self.family.blocks = fused_blocks(self.family, self.prepack, self.device)
-            self.family.norm = native_norm(self.family)
+            self.family.norm = final_norm(self.family)
         linear = layer_access or type(head) is torch.nn.Linear
         self._head = PrepackedLinear(head.weight, head.bias, self.prepack) if linear else head
-        measure_one_row(products_of(self.family.blocks, self._head))
         self.kernel_summary = describe(self.family.blocks, self._head)
-        if self.attention == NAME and self.has_layer_access:  # other models measure on their first pass
-            summary = describe_attention(Heads(str(self.device), self.dtype, *self.attention_heads))
-            self.kernel_summary += f"; {summary}" if summary else ""
 
     def _attention(self, attention: str | None) -> str:
         """Return the attention implementation; a model without layer access is first checked against HF."""
@@ -309,19 +294,25 @@ class Target(ModelInfo):
         cache: AnyCache,
         mask: Tensor | None,
         rotary: Rotary,
-        aux_layers: Iterable[int] = (),
-        aux_states: dict[int, Tensor] | None = None,
-    ) -> Tensor:
-        """Run x [B, q, h] through layers lo..hi-1. mask: additive [1 or B, 1, q, kv], None = nothing masked."""
+        wanted: tuple[int, ...] = (),
+    ) -> tuple[Tensor, ...]:
+        """Run x [B, q, h] through layers lo..hi-1; return the result and the inputs of the wanted layers (`inputs_of`).
+
+        mask: additive [1 or B, 1, q, kv], None = nothing masked.
+        """
         if hi == lo:
-            return x
-        ends = range(lo, hi + (hi == self.n_layers))  # the last layer's output is the input of the final norm
-        wanted = tuple(sorted({i for i in aux_layers if i in ends})) if aux_states is not None else ()
-        layers = partial(self._layers, lo, hi, wanted)
-        out, *states = self.run_layers((lo, hi, wanted), layers, x, lo, cache, mask, rotary)
-        if aux_states is not None:
-            aux_states.update(zip(wanted, states, strict=True))
-        return out
+            return (x,)
+        if self.graphs is None:
+            return self._layers(lo, hi, wanted, x, cache, mask, rotary)
+        return self.run_layers((lo, hi, wanted), partial(self._layers, lo, hi, wanted), x, lo, cache, mask, rotary)
+
+    def inputs_of(self, layers: Iterable[int], hi: int | None = None) -> tuple[int, ...]:
+        """Return those of these layers whose inputs a pass through layers 0..hi-1 (None: all) has, ascending.
+
+        The input of layer n_layers is that of the final norm.
+        """
+        most = self.n_layers if hi is None or hi == self.n_layers else hi - 1
+        return tuple(sorted({i for i in layers if 0 <= i <= most}))
 
     def run_layers(
         self,
@@ -481,14 +472,13 @@ class Target(ModelInfo):
             return Output(output.logits[:, -1:].clone(), None, states)
         positions = torch.arange(past, past + q, device=self.device)[None]
         mask = self.causal_mask(q, past) if past and q > 1 else None
-        aux_states: dict[int, Tensor] = {}
-        x = self.embed(ids, positions)
-        x = self.run(x, 0, self.n_layers, cache, mask, self.rotary(positions, past + q), aux_layers, aux_states)
+        x, rotary, wanted = self.embed(ids, positions), self.rotary(positions, past + q), self.inputs_of(aux_layers)
+        x, *states = self.run(x, 0, self.n_layers, cache, mask, rotary, wanted)
         cache.commit(q)
         positions_kept = slice(None) if every else slice(-1, None)
         final = self.family.norm(x[:, positions_kept])
-        aux_states = {layer: t[:, positions_kept] for layer, t in aux_states.items()} | {FINAL: final}
-        return Output(self.logits(final[:, -1:]), None, aux_states)
+        aux_states = {layer: t[:, positions_kept] for layer, t in zip(wanted, states, strict=True)}
+        return Output(self.logits(final[:, -1:]), None, aux_states | {FINAL: final})
 
     def forward_tree(
         self,
@@ -502,7 +492,7 @@ class Target(ModelInfo):
         extra_rows: maps the final, normed states [n, h] to more rows [r, h], whose logits [r, V] become
         `Output.extra`: one LM-head matmul serves both.
         """
-        wanted, with_logits = tuple(sorted({i for i in aux_layers if 0 <= i <= self.n_layers})), extra_rows is None
+        wanted, with_logits = self.inputs_of(aux_layers), extra_rows is None
         nodes = (tree.tokens,) if len(tree) == 1 else (tree.tokens, *tree.visibility())
         final, logits, *states = self.run_pass(
             (0, self.n_layers, wanted, with_logits, len(nodes)),
@@ -586,9 +576,7 @@ class EagerPass:
         self, x: Tensor, lo: int, hi: int, mask: Tensor | None, rotary: Rotary, wanted: tuple[int, ...] = ()
     ) -> tuple[Tensor, ...]:
         """Run x [1, n, h] through layers lo..hi-1; return the result and the inputs of the wanted layers."""
-        states: dict[int, Tensor] = {}
-        x = self.target.run(x, lo, hi, self.cache, mask, rotary, wanted, states)
-        return (x, *(states[layer] for layer in wanted))
+        return self.target.run(x, lo, hi, self.cache, mask, rotary, wanted)
 
     def rows(self, n: int, first: int = 0) -> Any:
         """Return the cache for other layers that write n rows, `first` rows behind the cached ones."""

@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from time import perf_counter, time
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from specbench_ss.errors import UserError, first_line
 
-CLEARLY = 1.25  # minimum speedup over the default variant, so that the choice rarely changes between loads
-Name = TypeVar("Name")
-
-
 now, unix_time = perf_counter, time  # bound before a plugin is imported, which may replace those of the module `time`
-
-
-def clearly_fastest(variants: Mapping[Name, Callable[[], object]], repeats: int = 7) -> Name:
-    """Return the name of the fastest variant if it is clearly faster than the first one, else the first name.
-
-    The variants are interleaved; the shortest time of each one counts.
-    """
-    shortest = dict.fromkeys(variants, math.inf)
-    for _ in range(repeats):
-        for name, run in variants.items():
-            began = now()
-            run()
-            shortest[name] = min(shortest[name], now() - began)
-    first, best = next(iter(shortest)), min(shortest, key=lambda name: shortest[name])
-    return best if shortest[first] >= CLEARLY * shortest[best] else first
 
 
 def check_device(*devices: torch.device) -> None:

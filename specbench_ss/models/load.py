@@ -22,10 +22,10 @@ from transformers.utils import logging
 
 from specbench_ss.engine.architectures import ModelInfo, check_config
 from specbench_ss.engine.checks import check_target
-from specbench_ss.engine.cpu_kernels import Quantization
 from specbench_ss.engine.engines import check_engine, use_engine
 from specbench_ss.engine.numerics import HALF_WEIGHTS
 from specbench_ss.engine.target import Target
+from specbench_ss.engine.weights import Quantization
 from specbench_ss.errors import UserError, did_you_mean, error_text, first_line
 from specbench_ss.models.bundled import bundled_drafters
 from specbench_ss.models.cpu_dtype import chosen_dtype

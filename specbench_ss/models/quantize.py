@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from specbench_ss.engine.cpu_kernels import holds_numbers
 from specbench_ss.engine.numerics import HALF_WEIGHTS
+from specbench_ss.engine.weights import holds_numbers
 from specbench_ss.errors import UserError, first_line
 from specbench_ss.models.devices import check_one_device
 

@@ -280,8 +280,7 @@ class RunOptions(CommandOptions):
     dtype: Dtype = _how(
         "auto",
         "Data type of weights and computation. float16-weights: float16 weights, float32 computation, on CPUs. auto: "
-        "bfloat16 on a GPU; on a CPU the most precise of float32, float16-weights and bfloat16 that is about as fast "
-        "as the fastest measured one, or one that is faster for several tokens alone (lab: float32).",
+        "bfloat16 on a GPU; on a CPU what the processor's instructions make fastest (lab: float32).",
         modes=MODEL_MODES,
     )
     device: str = _how(

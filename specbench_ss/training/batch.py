@@ -166,8 +166,7 @@ def base_states(
 ) -> BaseStates:
     """Run the frozen base over ids [B, T] and return the requested states."""
     cache = KeysFrom(target.n_layers, target.n_layers if kv_from is None else kv_from)
-    aux_states: dict[int, Tensor] = {}
-    x = run_rows(target, ids, target.n_layers, cache, documents, aux_layers, aux_states)
+    x, aux_states = run_rows(target, ids, target.n_layers, cache, documents, aux_layers)
     return BaseStates(target.family.norm(x), aux_states, cache.kept, documents)
 
 
@@ -192,19 +191,20 @@ def run_rows(
     cache: AnyCache,
     documents: Documents | None,
     aux_layers: Sequence[int],
-    aux_states: dict[int, Tensor],
     recompute: bool = False,
-) -> Tensor:
-    """Run whole rows ids [B, T] through layers 0..hi-1 and return [B, T, h].
+) -> tuple[Tensor, dict[int, Tensor]]:
+    """Run whole rows ids [B, T] through layers 0..hi-1; return states [B, T, h] and the inputs of `aux_layers`.
 
-    aux_states: gets the inputs of `aux_layers`. recompute: activation checkpointing per layer (cache must be None).
+    recompute: activation checkpointing per layer (cache must be None).
     """
     t = ids.shape[1]
     positions = torch.arange(t, device=ids.device)[None] if documents is None else documents.places
     x, rotary = target.embed(ids, positions), target.rotary(positions, t)
     if documents is None and not recompute:
-        return target.run(x, 0, hi, cache, None, rotary, aux_layers, aux_states)
-    blocks = target.family.blocks[:hi]
+        wanted = target.inputs_of(aux_layers, hi)
+        x, *states = target.run(x, 0, hi, cache, None, rotary, wanted)
+        return x, dict(zip(wanted, states, strict=True))
+    blocks, aux_states = target.family.blocks[:hi], dict[int, Tensor]()
     masks: dict[int | None, Tensor] = {}
     if documents is not None:
         masks = documents.masks((b.window for b in blocks), target.dtype)
@@ -217,4 +217,4 @@ def run_rows(
             if recompute
             else block(x, cache, mask, rotary)
         )
-    return x
+    return x, aux_states

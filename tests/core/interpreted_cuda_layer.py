@@ -14,10 +14,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from specbench_ss.engine import native_cuda
 from specbench_ss.engine.cuda_graphs import run_eagerly
 from specbench_ss.engine.engines import allclose_rows, replay_steps
-from specbench_ss.engine.native_cuda import CudaLayer, CudaLinear
+from specbench_ss.engine.layers import triton
+from specbench_ss.engine.layers.triton import CudaLayer, CudaLinear
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
 from tests.tiny import THOROUGH, tiny_model
@@ -33,7 +33,7 @@ SHAPES = {  # heads, kv_heads, d, hidden, inner, cached rows, norm of heads
     "head size that is no power of two": (6, 2, 80, 48, 64, 130, False),
 }
 pytestmark = pytest.mark.skipif(
-    native_cuda.kernels(torch.empty(0, dtype=DTYPES[0], device=DEVICE)) is None, reason=native_cuda.problem(DEVICE)
+    triton.kernels(torch.empty(0, dtype=DTYPES[0], device=DEVICE)) is None, reason=triton.problem(DEVICE)
 )
 
 
@@ -179,7 +179,7 @@ def test_a_row_has_the_same_bits_whatever_the_width_is(dtype: torch.dtype, shape
 @pytest.mark.parametrize("past", [0, 7, 1100])
 def test_the_mask_of_a_tree(dtype: torch.dtype, past: int) -> None:
     visible = torch.rand(5, 6, device=DEVICE) < 0.5
-    mask = native_cuda.tree_mask(visible, torch.tensor([past], device=DEVICE), past + 9, dtype)
+    mask = triton.tree_mask(visible, torch.tensor([past], device=DEVICE), past + 9, dtype)
     wanted = torch.full((5, past + 9), torch.finfo(dtype).min, dtype=dtype, device=DEVICE)
     wanted[:, :past] = 0
     wanted[:, past : past + 6].masked_fill_(visible, 0)
@@ -193,7 +193,7 @@ def test_a_model_decodes_as_by_torch(dtype: torch.dtype, kind: str, monkeypatch:
     """A prompt, trees behind it with and without static passes, by the kernels and by torch's operators."""
 
     def logits(with_kernels: bool, static: bool) -> list[torch.Tensor]:
-        monkeypatch.setattr(native_cuda, "kernels", real if with_kernels else lambda _: None)
+        monkeypatch.setattr(triton, "kernels", real if with_kernels else lambda _: None)
         target = Target(tiny_model(kind).to(DEVICE, dtype))
         assert ("Triton" in target.kernel_summary) == with_kernels
         if static:
@@ -208,7 +208,7 @@ def test_a_model_decodes_as_by_torch(dtype: torch.dtype, kind: str, monkeypatch:
         assert target.graphs is None or not (target.graphs.fallbacks or target.graphs.failed_captures)
         return found
 
-    real = native_cuda.kernels
+    real = triton.kernels
     by_torch = logits(with_kernels=False, static=False)
     for static in (False, True):
         assert all(map(allclose_rows, logits(with_kernels=True, static=static), by_torch))

@@ -9,21 +9,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from specbench_ss.engine import cpu_kernels
 from specbench_ss.engine.architectures import family_of
-from specbench_ss.engine.cpu_kernels import MOST_ROWS, FusedBlock, PrepackedLinear
+from specbench_ss.engine.layers import cpu, linear
+from specbench_ss.engine.layers.fused import FusedBlock
+from specbench_ss.engine.layers.linear import PrepackedLinear, bytes_read, packing
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.engine.tree import DraftTree
 from tests.tiny import ARCHITECTURES, tiny_model
 
 FUSED = [kind for kind in ARCHITECTURES if kind not in ("opt", "gpt_neox", "gpt_neox-serial")]
 PROMPT, TREE = torch.arange(1, 14)[None], [-1, 0, 0, 1, 3, 2]
-
-
-@pytest.fixture(autouse=True)
-def copies_of_tiny_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights of these tests are so small that no copy of them would be made."""
-    monkeypatch.setattr(cpu_kernels, "MIN_WEIGHTS", 0)
 
 
 def is_fused(target: Target) -> bool:
@@ -119,118 +114,70 @@ def test_a_copy_of_a_model_has_weights_of_its_own() -> None:
     assert bool(target.family.blocks[0].joined.qkv.weight[0].any())  # type: ignore[attr-defined]
 
 
-needs_packing = pytest.mark.skipif(
-    not cpu_kernels._onednn_works(torch.float32), reason="this build of torch has no packed products"
-)
+needs_kernels = pytest.mark.skipif(cpu.kernels() is None, reason="there are no native kernels")
 
 
-@pytest.mark.usefixtures("torch_kernels")
-@needs_packing
-@pytest.mark.parametrize("rows", [1, 2, 3, 8, MOST_ROWS, MOST_ROWS + 1])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("dtype", cpu_kernels.PACKED_DTYPES)
-def test_a_packed_product_is_the_product(dtype: torch.dtype, rows: int, bias: bool) -> None:
-    """Against float64, with sums as large as those of a layer."""
-    if not cpu_kernels._onednn_works(dtype):
-        pytest.skip(f"this build of torch has no packed products in {dtype}")
-    torch.manual_seed(rows)
-    x, weight = torch.randn(1, rows, 48, dtype=dtype), torch.randn(80, 48, dtype=dtype)
-    extra = torch.randn(80, dtype=dtype) if bias else None
-    with torch.inference_mode():
-        product = PrepackedLinear(weight, extra, pack="whole")
-        product.least = 1
-        made = product(x)
-    exact = F.linear(x.double(), weight.double(), None if extra is None else extra.double())
-    assert product.packed is not None and made.shape == (1, rows, 80) and made.dtype == dtype
-    assert (made - exact).abs().max() <= {torch.float32: 1e-4, torch.bfloat16: 2**-8 * 40}[dtype]
-
-
-@pytest.mark.usefixtures("torch_kernels")
-@needs_packing
-@pytest.mark.parametrize("least", [1, 2])
-def test_one_row_takes_the_way_that_is_clearly_faster(monkeypatch: pytest.MonkeyPatch, least: int) -> None:
-    monkeypatch.setattr(cpu_kernels, "_one_row", {})
-    monkeypatch.setattr(cpu_kernels, "clearly_fastest", lambda ways: least)
-    made = [PrepackedLinear(torch.randn(80, 48), None, pack="whole") for _ in range(3)]
-    cpu_kernels.measure_one_row(made)
-    assert [product.least for product in made] == [least] * 3
-    monkeypatch.setattr(cpu_kernels, "clearly_fastest", None)  # not measured again
-    cpu_kernels.measure_one_row(made)
-    assert PrepackedLinear(torch.randn(80, 48), None, pack="whole").least == least, "another model's, of the same shape"
-
-
-@pytest.mark.usefixtures("torch_kernels")
-@needs_packing
-def test_only_weights_that_gain_and_fit_twice_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+@needs_kernels
+def test_weights_are_packed_where_kernels_read_them_and_they_fit_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.zeros(4, 4)
-    assert cpu_kernels.packing(weight, 1000, False) == "whole"
-    assert not cpu_kernels.packing(weight.half(), 1000, False)
-    for gains in (False, True):
-        monkeypatch.setattr(cpu_kernels, "bfloat16_gains", lambda gains=gains: gains)
-        assert cpu_kernels.packing(weight.bfloat16(), 1000, False) == (
-            "whole" if gains and cpu_kernels._onednn_works(torch.bfloat16) else ""
-        )
-    monkeypatch.setattr(cpu_kernels, "_memory", lambda: 3999)
-    assert not cpu_kernels.packing(weight, 1000, False)
-    monkeypatch.setattr(cpu_kernels, "_memory", lambda: 10**12)
-    monkeypatch.setattr(cpu_kernels, "_onednn_works", lambda dtype: False)
-    monkeypatch.setattr(cpu_kernels, "supports_fp16_gemm", lambda: True)
-    assert cpu_kernels.packing(weight, 1000, True) == "half"
-    monkeypatch.setattr(cpu_kernels, "supports_fp16_gemm", lambda: False)
-    assert not cpu_kernels.packing(weight, 1000, False), "a build of torch without these operators"
+    assert packing(weight, 1000, False) == torch.float32 and packing(weight, 1000, True) == torch.float16
+    assert packing(weight.bfloat16(), 1000, False) == torch.bfloat16
+    assert packing(weight.half(), 1000, False) is None, "no kernel computes in float16"
+    monkeypatch.setattr(linear, "_memory", lambda: 3999)
+    assert packing(weight, 1000, False) is None
+    monkeypatch.setattr(linear, "_memory", lambda: 10**12)
+    monkeypatch.setattr(cpu, "supports", lambda *_: False)
+    assert packing(weight, 1000, False) is None
 
 
-needs_halves = pytest.mark.skipif(
-    not cpu_kernels.supports_fp16_gemm(), reason="this build of torch has no float16 weights"
-)
-
-
-@needs_halves
-@pytest.mark.parametrize("rows", [1, 6, 7, 40, cpu_kernels.MOST_ROWS_HALF + 1])
+@needs_kernels
+@pytest.mark.parametrize("rows", [1, 6, 7, 40, cpu.MOST_ROWS + 1])
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_product_with_float16_numbers_is_the_product(rows: int, bias: bool) -> None:
     torch.manual_seed(rows)
     x, weight = torch.randn(1, rows, 48), torch.randn(80, 48).half().float()
     extra = torch.randn(80) if bias else None
     with torch.inference_mode():
-        product = PrepackedLinear(weight, extra, pack="half")
+        product = PrepackedLinear(weight, extra, pack=torch.float16)
         made = product(x)
     assert product.half and made.shape == (1, rows, 80)
     assert torch.allclose(made, F.linear(x, weight, extra), atol=1e-4)
 
 
-@needs_halves
+@needs_kernels
 def test_the_number_format_decides_and_not_how_a_weight_happens_to_be() -> None:
-    weight = torch.randn(80, 48).half().float()
-    assert not PrepackedLinear(weight, pack="whole").half, "float32 is read where float32 was asked for, of every model"
-    assert PrepackedLinear(weight, pack="half").weight is weight
+    weight, half = torch.randn(80, 48).half().float(), torch.float16
+    assert not PrepackedLinear(weight, pack=torch.float32).half, (
+        "float32 is read where it was asked for, of every model"
+    )
+    assert PrepackedLinear(weight, pack=half).weight is weight
     weight[3, 5] += 1e-5
-    assert not PrepackedLinear(weight, pack="half").half, "it would be another matrix"
+    assert not PrepackedLinear(weight, pack=half).half, "it would be another matrix"
 
 
-@needs_halves
+@needs_kernels
 def test_bytes_are_counted_as_they_are_read() -> None:
     halved, whole = torch.randn(8, 16).half().float(), torch.randn(8, 16)
-    kept = [PrepackedLinear(halved, pack="half"), PrepackedLinear(whole, pack="whole")]
-    assert cpu_kernels.bytes_read([halved, whole]) == 2 * 128 + 4 * 128
-    assert cpu_kernels.bytes_read([halved[2:4]]) == 2 * 32, "a part of a joined matrix"
-    again = PrepackedLinear(halved, pack="half")
+    kept = [PrepackedLinear(halved, pack=torch.float16), PrepackedLinear(whole, pack=torch.float32)]
+    assert bytes_read([halved, whole]) == 2 * 128 + 4 * 128
+    assert bytes_read([halved[2:4]]) == 2 * 32, "a part of a joined matrix"
+    again = PrepackedLinear(halved, pack=torch.float16)
     del again
-    assert cpu_kernels.bytes_read([halved]) == 2 * 128, "another product of the same weight is still there"
+    assert bytes_read([halved]) == 2 * 128, "another product of the same weight is still there"
     del kept
-    assert cpu_kernels.bytes_read([halved]) == 4 * 128
+    assert bytes_read([halved]) == 4 * 128
 
 
-@needs_halves
+@needs_kernels
 def test_bytes_of_weights_that_were_copied_into_one_product() -> None:
     parts = [torch.randn(4, 16).half().float() for _ in range(2)]
-    product = PrepackedLinear(torch.cat(parts), pack="half", parts=parts)
-    assert product.half and cpu_kernels.bytes_read(parts) == 2 * 128
+    product = PrepackedLinear(torch.cat(parts), pack=torch.float16, parts=parts)
+    assert product.half and bytes_read(parts) == 2 * 128
 
 
-@needs_halves
+@needs_kernels
 def test_a_single_state_without_rows_is_multiplied_too() -> None:
     weight = torch.randn(8, 16).half().float()
     with torch.inference_mode():
-        made = PrepackedLinear(weight, pack="half")(x := torch.randn(16))
+        made = PrepackedLinear(weight, pack=torch.float16)(x := torch.randn(16))
     assert torch.allclose(made, F.linear(x, weight), atol=1e-5)

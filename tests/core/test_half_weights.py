@@ -9,29 +9,28 @@ import torch
 
 from specbench_ss import load_model, load_run
 from specbench_ss.cli.main import main
-from specbench_ss.engine import cpu_kernels
-from specbench_ss.engine.cpu_kernels import FusedBlock
+from specbench_ss.engine.layers import cpu
+from specbench_ss.engine.layers.fused import FusedBlock
 from specbench_ss.engine.target import Target
+from specbench_ss.engine.weights import is_half
 from specbench_ss.errors import UserError
 from specbench_ss.models.devices import resolve_dtype
 from specbench_ss.models.tiny import tiny_model
 from specbench_ss.registry import method_class
 
-needs_halves = pytest.mark.skipif(
-    not cpu_kernels.supports_fp16_gemm(), reason="this build of torch has no float16 weights"
-)
+needs_kernels = pytest.mark.skipif(cpu.kernels() is None, reason="there are no native kernels")
 
 
 def test_matrices_are_rounded_and_vectors_are_not() -> None:
     model = tiny_model("llama")
     model.model.norm.weight.data.fill_(1.0001)
     target = Target(model, fp16_weights=True)
-    assert all(cpu_kernels.is_half(p) for p in model.parameters() if p.ndim > 1)
+    assert all(is_half(p) for p in model.parameters() if p.ndim > 1)
     assert float(model.model.norm.weight[0]) == pytest.approx(1.0001, abs=1e-7)
     assert (target.number_format, target.dtype) == ("float16-weights", torch.float32)
 
 
-@needs_halves
+@needs_kernels
 def test_the_fused_pass_is_the_rounded_models_own() -> None:
     model, ids = tiny_model("llama"), list(range(3, 40))
     own = copy.deepcopy(model)
@@ -49,7 +48,7 @@ def test_a_target_of_other_weights_keeps_the_form() -> None:
     target = Target(tiny_model("llama"), name="one", fp16_weights=True)
     other = target.with_model(copy.deepcopy(tiny_model("llama")), "hash")
     assert (other.fp16_weights, other.name, other.weights_hash) == (True, "one", "hash")
-    assert all(cpu_kernels.is_half(p) for p in other.model.parameters() if p.ndim > 1)
+    assert all(is_half(p) for p in other.model.parameters() if p.ndim > 1)
 
 
 def test_a_number_that_float16_does_not_hold_is_named_before_anything_changes() -> None:
@@ -83,13 +82,13 @@ def test_a_run_states_what_was_rounded(tmp_path: object) -> None:
     assert set(run.output_match["verdict"].dropna()) == {"identical"}
 
 
-@needs_halves
+@needs_kernels
 @torch.inference_mode()
 def test_a_drafter_is_rounded_whole_and_read_as_the_model_is() -> None:
     target = Target(tiny_model("llama"), fp16_weights=True)
     decoder = next(iter(method_class("eagle").test_instances(target).values()))()
     drafter = decoder.drafter
-    assert all(cpu_kernels.is_half(p) for p in drafter.parameters() if p.ndim > 1)
+    assert all(is_half(p) for p in drafter.parameters() if p.ndim > 1)
     assert isinstance(drafter.blocks[0], FusedBlock) and all(p.half for p in drafter.blocks[0].joined.products())
     large = torch.nn.Linear(2, 2)
     torch.nn.init.constant_(large.weight, 1e5)

@@ -18,20 +18,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from specbench_ss import registry
-from specbench_ss.engine import native_cpu
 from specbench_ss.engine.architectures import family_of
-from specbench_ss.engine.cpu_kernels import FusedBlock
+from specbench_ss.engine.layers import cpu
+from specbench_ss.engine.layers.fused import FusedBlock, NativeBlock
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.models.tiny import tiny_model, tiny_target
 from tests.tiny import thorough
 
-TYPES = list(native_cpu.PAIRS)
+TYPES = list(cpu.PAIRS)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 PARENTS = [-1, 0, 0, 1, 3, 2, 4]  # with the path 0, 1, 3, 4, 6
 PATH = [0, 1, 3, 4, 6]
 
-available = pytest.mark.skipif(native_cpu.kernels() is None, reason=native_cpu.problem() or "they are there")
+available = pytest.mark.skipif(cpu.kernels() is None, reason=cpu.problem() or "they are there")
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def inference() -> Iterator[None]:
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return native_cpu.NativeLinear(weight, bias, x.dtype)(x)
+    return cpu.NativeLinear(weight, bias, x.dtype)(x)
 
 
 @available
@@ -58,7 +58,7 @@ def test_products_are_torchs(types: tuple[torch.dtype, torch.dtype], inputs: int
     torch.manual_seed(0)
     dtype, of_weights = types
     weight, bias = torch.randn(83, inputs).to(of_weights), torch.randn(83).to(dtype)
-    for rows in (1, 2, 3, 5, 33, native_cpu.MOST_ROWS + 1):
+    for rows in (1, 2, 3, 5, 33, cpu.MOST_ROWS + 1):
         x = torch.randn(1, rows, inputs).to(dtype)
         for extra in (None, bias):
             made, right = product(x, weight, extra), F.linear(x, weight.to(dtype), extra)
@@ -93,7 +93,7 @@ def targets(dtype: torch.dtype, fp16_weights: bool = False) -> Iterator[Target]:
     for kind in ("llama", "qwen2", "qwen3", "mistral"):
         config = tiny_model(kind).config
         config.hidden_size, config.intermediate_size = 160, 64  # rows that torch's norm sums in several parts
-        config.max_position_embeddings = 4 * native_cpu.MOST_ROWS
+        config.max_position_embeddings = 4 * cpu.MOST_ROWS
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config)
         for p in model.parameters():
@@ -107,18 +107,18 @@ def step(target: Target, cache: object, tokens: list[int], parents: list[int]) -
 
 
 def test_the_source_has_room_for_all_rows() -> None:
-    found = re.search(r"MOST_TOKENS = (\d+);", native_cpu.SOURCE.read_text())
-    assert found and int(found[1]) == native_cpu.MOST_ROWS
+    found = re.search(r"MOST_TOKENS = (\d+);", cpu.SOURCE.read_text())
+    assert found and int(found[1]) == cpu.MOST_ROWS
 
 
 @available
-@pytest.mark.parametrize("more", [0, native_cpu.MOST_ROWS - len(PARENTS)])
+@pytest.mark.parametrize("more", [0, cpu.MOST_ROWS - len(PARENTS)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_path_of_a_tree_has_the_bits_of_decoding_token_by_token(dtype: torch.dtype, more: int) -> None:
     """more: further children of the root."""
     tokens, parents = [3, 5, 4, 7, 2, 6, 1, *(i % 8 for i in range(more))], [*PARENTS, *[0] * more]
     for target in targets(dtype):
-        assert all(isinstance(block, FusedBlock) and block.native is not None for block in target.family.blocks)
+        assert all(isinstance(block, NativeBlock) for block in target.family.blocks)
         assert all(block.native.has_mlp for block in target.family.blocks)
         with torch.inference_mode():
             prompt = torch.arange(1, 10)[None]
@@ -147,7 +147,7 @@ def test_layers_are_the_modules() -> None:
 
 @available
 def test_a_long_pass_in_pieces_is_that_of_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    length, models = 2 * native_cpu.MOST_ROWS + 7, list(targets(torch.float32))
+    length, models = 2 * cpu.MOST_ROWS + 7, list(targets(torch.float32))
     monkeypatch.setattr(FusedBlock, "attend_by_torch", None)
     monkeypatch.setattr(FusedBlock, "mlp_by_torch", None)
     for target in models:
@@ -162,10 +162,11 @@ def test_a_long_pass_in_pieces_is_that_of_the_modules(monkeypatch: pytest.Monkey
 
 @available
 def test_a_long_pass_that_is_not_causal_is_not_cut_into_pieces() -> None:
-    length, target = native_cpu.MOST_ROWS + 7, next(targets(torch.float32))
+    length, target = cpu.MOST_ROWS + 7, next(targets(torch.float32))
     block = target.family.blocks[0]
-    assert isinstance(block, FusedBlock) and block.native is not None
-    block.attention.is_causal, block.native.most = False, length  # type: ignore[assignment]
+    assert isinstance(block, NativeBlock)
+    block.native.causal, block.native.most = False, length
+    block.attention.is_causal = False  # type: ignore[assignment]
     x = torch.randn(1, length, target.hidden_size)
     rotary = target.rotary(torch.arange(length)[None], length)
     made, right = (
@@ -185,16 +186,26 @@ class Operators(TorchDispatchMode):
 
 
 @available
-@pytest.mark.parametrize("rows", [1, native_cpu.MOST_ROWS + 3])
+@pytest.mark.parametrize("rows", [1, cpu.MOST_ROWS + 3])
 def test_a_layer_calls_torch_for_its_outputs_alone(rows: int) -> None:
     """Operators in Python, once a layer and step, took a quarter of a step of the lab's model."""
     target = next(targets(torch.float32))
     block, h = target.family.blocks[0], target.hidden_size
-    assert isinstance(block, FusedBlock) and block.native is not None
-    _, kv_heads, d = target.attention_heads
-    x, cos, sin = torch.randn(1, rows, h), torch.ones(1, rows, 1, d), torch.zeros(1, rows, 1, d)
-    keys, values = torch.zeros(1, kv_heads, rows, d), torch.zeros(1, kv_heads, rows, d)
-    for call in (lambda: block.native.attend(x, keys, values, 0, (cos, sin), None), lambda: block.native.mlp(x)):
+    assert isinstance(block, NativeBlock)
+    d = target.attention_heads[2]
+    x, rotary, cache = (
+        torch.randn(1, rows, h),
+        (torch.ones(1, rows, d), torch.zeros(1, rows, d)),
+        target.new_cache(rows),
+    )
+    calls = (
+        lambda: block(x, cache, None, rotary),
+        lambda: block.attend(x, cache, None, rotary),
+        lambda: block.run_mlp(x),
+    )
+    block.native.most = rows
+    calls[0]()  # allocates the cache
+    for call in calls:
         with torch.inference_mode(), Operators() as made:
             call()
         assert made.count == 1
@@ -211,12 +222,12 @@ def test_an_adapter_is_added_to_the_mlp_of_its_rows_or_replaces_it(
     dtype, of_weights = types
     for target in targets(dtype, fp16_weights=of_weights == torch.float16):
         block, h = target.family.blocks[0], target.hidden_size
-        assert isinstance(block, FusedBlock) and block.native is not None and block.native.has_mlp
+        assert isinstance(block, NativeBlock) and block.native.has_mlp
         down, up = ((torch.randn(*shape) / 8).to(of_weights) for shape in ((40, h), (h, 40)))
-        native = block.native.with_adapter(*(native_cpu.NativeLinear(w, None, dtype) for w in (down, up)))
-        x = torch.randn(1, native_cpu.MOST_ROWS + 11, h).to(dtype)  # in two pieces
+        native = block.native.with_adapter(*(cpu.NativeLinear(w, None, dtype) for w in (down, up)))
+        x = torch.randn(1, cpu.MOST_ROWS + 11, h).to(dtype)  # in two pieces
         adapter = F.linear(F.silu(F.linear(block.norm2(x), down.to(dtype))), up.to(dtype))
-        for start in (0, 4, native_cpu.MOST_ROWS + 4, x.shape[1]):
+        for start in (0, 4, cpu.MOST_ROWS + 4, x.shape[1]):
             torch.set_num_threads(1)
             plain, one = block.native.mlp(x), native.mlp(x, start, replace_mlp)
             torch.set_num_threads(2)
@@ -233,8 +244,8 @@ def run(script: str, **variables: str) -> str:
 
 
 def test_dflashs_layers_which_are_not_causal_are_fused() -> None:
-    if native_cpu.kernels() is None:
-        pytest.skip(native_cpu.problem())
+    if cpu.kernels() is None:
+        pytest.skip(cpu.problem())
     target = tiny_target("llama")
     decoder = next(iter(registry.method_class("dflash").test_instances(target).values()))()
     blocks = decoder.drafter.blocks  # type: ignore[attr-defined]
@@ -242,8 +253,8 @@ def test_dflashs_layers_which_are_not_causal_are_fused() -> None:
 
 
 def test_requests_of_several_threads_do_not_share_buffers() -> None:
-    if native_cpu.kernels() is None:
-        pytest.skip(native_cpu.problem())
+    if cpu.kernels() is None:
+        pytest.skip(cpu.problem())
     target = next(targets(torch.float32))
 
     def answer(first: int) -> torch.Tensor:
@@ -260,20 +271,20 @@ def test_requests_of_several_threads_do_not_share_buffers() -> None:
 AVX2 = """
 import torch
 import torch.nn.functional as F
-from specbench_ss.engine import native_cpu
-native_cpu.FLAGS = (*native_cpu.FLAGS, '-march=haswell', '-O1')  # half the time of -O3
-from specbench_ss.engine.cpu_kernels import FusedBlock
+from specbench_ss.engine.layers import cpu
+cpu.FLAGS = (*cpu.FLAGS, '-march=haswell', '-O1')  # half the time of -O3
+from specbench_ss.engine.layers.fused import NativeBlock
 from specbench_ss.models.tiny import tiny_target
-assert native_cpu.kernels().name == 'AVX2', native_cpu.problem()
+assert cpu.kernels().name == 'AVX2', cpu.problem()
 torch.manual_seed(0)
 with torch.inference_mode():
-    for dtype, of_weights in native_cpu.PAIRS:
+    for dtype, of_weights in cpu.PAIRS:
         for inputs, outputs in ((7, 19), (64, 83)):
             weight, x = torch.randn(outputs, inputs).to(of_weights), torch.randn(1, 9, inputs).to(dtype)
-            made, right = native_cpu.NativeLinear(weight, None, dtype)(x), F.linear(x, weight.to(dtype))
+            made, right = cpu.NativeLinear(weight, None, dtype)(x), F.linear(x, weight.to(dtype))
             assert (made - right).abs().max() <= (1e-2 if dtype == torch.bfloat16 else 1e-5) * (1 + right.abs().max())
 blocks = tiny_target('llama').family.blocks
-print(all(isinstance(block, FusedBlock) and block.native is not None and block.native.has_mlp for block in blocks))
+print(all(isinstance(block, NativeBlock) and block.native.has_mlp for block in blocks))
 """
 
 
@@ -285,17 +296,17 @@ def test_the_form_for_avx2_is_right(tmp_path: Path) -> None:
 
 
 DAMAGED = """
-from specbench_ss.engine import native_cpu
-native_cpu.FLAGS = (*native_cpu.FLAGS, '-O0')  # a sixth of the time
-file = native_cpu._library_file(['g++'], native_cpu._processor_flags())
+from specbench_ss.engine.layers import cpu
+cpu.FLAGS = (*cpu.FLAGS, '-O0')  # a sixth of the time
+file = cpu._library_file(['g++'], cpu.processor_flags())
 file.write_bytes(b'damaged')
-print(native_cpu._opened(file), native_cpu.kernels().name)
+print(cpu._opened(file), cpu.kernels().name)
 """
 
 
 def test_a_damaged_library_is_compiled_again(tmp_path: Path) -> None:
-    if native_cpu.kernels() is None:
-        pytest.skip(native_cpu.problem())
+    if cpu.kernels() is None:
+        pytest.skip(cpu.problem())
     assert run(DAMAGED, SSBENCH_CACHE=str(tmp_path)).startswith(("None AVX", "None AMX"))
 
 
@@ -303,15 +314,15 @@ def test_a_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "native"
     folder.mkdir()
     folder.chmod(0o777)
-    script = "from specbench_ss.engine import native_cpu; print(native_cpu.problem())"
-    if native_cpu.kernels() is None:
-        pytest.skip(native_cpu.problem())
+    script = "from specbench_ss.engine.layers import cpu; print(cpu.problem())"
+    if cpu.kernels() is None:
+        pytest.skip(cpu.problem())
     assert "other users" in run(script, SSBENCH_CACHE=str(tmp_path))
 
 
 @pytest.mark.parametrize(
     ("variables", "reason"),
-    [({native_cpu.VARIABLE: "0"}, "is 0"), ({"CXX": "false"}, "cannot compile"), ({"CXX": "/no/compiler"}, "cannot")],
+    [({cpu.VARIABLE: "0"}, "is 0"), ({"CXX": "false"}, "cannot compile"), ({"CXX": "/no/compiler"}, "cannot")],
     ids=["off", "failing", "missing"],
 )
 def test_without_them_torchs_operators_are_used(
@@ -320,9 +331,9 @@ def test_without_them_torchs_operators_are_used(
     """The cache is empty, so that it would have to be compiled."""
     for name, value in {**variables, "SSBENCH_CACHE": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
-    native_cpu._load.cache_clear()
+    cpu._load.cache_clear()
     try:
-        assert native_cpu.kernels() is None and reason in native_cpu.problem()
+        assert cpu.kernels() is None and reason in cpu.problem()
         assert "native" not in tiny_target("llama").kernel_summary
     finally:
-        native_cpu._load.cache_clear()
+        cpu._load.cache_clear()

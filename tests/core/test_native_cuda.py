@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from specbench_ss.bench.timed_sample import n_attempts
-from specbench_ss.engine import native_cuda
-from specbench_ss.engine.native_cpu import VARIABLE
+from specbench_ss.engine.layers import triton
+from specbench_ss.engine.layers.cpu import VARIABLE
 from tests.tiny import thorough
 
 CUDA = torch.device("cuda", 0)
@@ -22,7 +22,7 @@ CUDA = torch.device("cuda", 0)
 
 @pytest.fixture
 def fresh() -> None:
-    native_cuda._load.cache_clear()
+    triton._load.cache_clear()
 
 
 @thorough
@@ -40,10 +40,10 @@ def test_the_kernels_are_right_by_the_interpreter() -> None:
 
 @pytest.mark.usefixtures("fresh")
 def test_the_reason_for_torch_s_operators_is_stated(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "CUDA" in native_cuda.problem(torch.device("cpu"))
+    assert "CUDA" in triton.problem(torch.device("cpu"))
     monkeypatch.setenv(VARIABLE, "0")
-    native_cuda._load.cache_clear()
-    assert VARIABLE in native_cuda.problem(CUDA) and native_cuda.kernels(torch.empty(0)) is None
+    triton._load.cache_clear()
+    assert VARIABLE in triton.problem(CUDA) and triton.kernels(torch.empty(0)) is None
 
 
 @pytest.mark.usefixtures("fresh")
@@ -58,28 +58,28 @@ def test_a_device_without_kernels(
     """Allocating on CUDA fails here, as a compiler that is missing does there."""
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    monkeypatch.setitem(sys.modules, "specbench_ss.engine.cuda_layer", module)
-    monkeypatch.delattr("specbench_ss.engine.cuda_layer", raising=False)
-    assert reason in native_cuda.problem(CUDA)
+    monkeypatch.setitem(sys.modules, "specbench_ss.engine.layers.triton_kernels", module)
+    monkeypatch.delattr("specbench_ss.engine.layers.triton_kernels", raising=False)
+    assert reason in triton.problem(CUDA)
 
 
 def test_stages_fit_the_shared_memory_of_small_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in (101_376, 166_912, 232_448):
-        monkeypatch.setattr(native_cuda, "_shared_memory", lambda _, limit=limit: limit)
-        native_cuda.tile_of.cache_clear()
+        monkeypatch.setattr(triton, "_shared_memory", lambda _, limit=limit: limit)
+        triton.tile_of.cache_clear()
         for rows in (16, 32, 64):
             for outputs, inputs, gated in ((12288, 4096, False), (11008, 4096, True), (4096, 11008, False)):
-                tile = native_cuda.tile_of(CUDA, outputs, inputs, gated, rows)
+                tile = triton.tile_of(CUDA, outputs, inputs, gated, rows)
                 taken = 2 * tile.stages * tile.block * (tile.columns * (1 + gated) + rows)
                 assert taken <= limit and tile.stages > 2
-    native_cuda.tile_of.cache_clear()
+    triton.tile_of.cache_clear()
 
 
 def test_a_sample_in_which_a_kernel_is_compiled_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_cuda, "_variants", set())
+    monkeypatch.setattr(triton, "_variants", set())
     tries = 0
     for _ in n_attempts(SimpleNamespace(graphs=None), stateful=False):  # type: ignore[arg-type]
         tries += 1
-        native_cuda._variants.add("a kernel of the first two tries" if tries < 3 else "")
-        native_cuda._variants.discard("")
+        triton._variants.add("a kernel of the first two tries" if tries < 3 else "")
+        triton._variants.discard("")
     assert tries == 2

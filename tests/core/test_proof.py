@@ -12,7 +12,7 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2DecoderLayer
 from transformers.models.starcoder2.modeling_starcoder2 import Starcoder2DecoderLayer
 
 from specbench_ss.engine.architectures import ModelInfo
-from specbench_ss.engine.attention import NAME
+from specbench_ss.engine.layers.attention import NAME
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from tests.architectures import AT_LOAD, BY_CONFIGURATION, DRIVEN, random_model

@@ -356,10 +356,10 @@ def test_rows_of_a_pass_that_are_not_finite_stay_in_no_later_one() -> None:
     cache = prompted(target, 600)
     rows, rotary = torch.randn(1, 3, target.config.hidden_size), target.rotary(torch.arange(8, 11)[None])
     two = (rows[:, :2], 0, target.n_layers, cache, target.causal_mask(2, 8), tuple(part[:, :2] for part in rotary))
-    expected = target.run(*two)
+    (expected,) = target.run(*two)
     for x in (rows, torch.full_like(rows, torch.nan)):
         target.run(x, 0, target.n_layers, cache, target.causal_mask(3, 8), rotary)
-    again = target.run(*two)
+    (again,) = target.run(*two)
     assert torch.equal(again, expected)
     assert all(kept_here[:, :, 8:].isfinite().all() for kept_here in cache.memory_of(0))
 

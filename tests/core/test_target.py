@@ -6,8 +6,8 @@ import pytest
 import torch
 import transformers
 
-from specbench_ss.engine import attention as grouped_attention
 from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.layers import attention as grouped_attention
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree

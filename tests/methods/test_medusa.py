@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file, save_model
 
-from specbench_ss.engine.cpu_kernels import PrepackedLinear
 from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.layers.linear import PrepackedLinear
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import MOST_NODES

@@ -9,7 +9,6 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from specbench_ss.bench.runner import cost_shape
-from specbench_ss.engine import cpu_kernels
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.generate import DecodeSession, StopParams
 from specbench_ss.engine.sampling import SamplingParams
@@ -47,8 +46,7 @@ SHAPES: list[tuple[type[Decoder], str]] = [
 def test_counted_operations_are_those_that_torch_counts(
     method: type[Decoder], shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch counts none for attention on a CPU, and none for products of packed weights."""
-    monkeypatch.setattr(cpu_kernels, "_onednn_works", lambda dtype: False)
+    """torch counts none for attention on a CPU, and none for products by native kernels."""
     monkeypatch.setattr(SpeculativeStreaming, "most_fused", 0)  # a product with the streams of a draft is drafting too
     target = Target(tiny_model("llama"))
     test_instances = method.test_instances(target)

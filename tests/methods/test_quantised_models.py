@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from specbench_ss import load_method, load_model
-from specbench_ss.engine.cpu_kernels import Quantization, holds_numbers
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
+from specbench_ss.engine.weights import Quantization, holds_numbers
 from specbench_ss.methods._shared.fine_tuned import (
     load_target_like,
     lora_parameters,

@@ -14,9 +14,9 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from specbench_ss import generate, load_method
-from specbench_ss.engine import cpu_kernels, native_cpu
 from specbench_ss.engine.costs import bytes_read, drafter_shape
 from specbench_ss.engine.decoder import DecodeState
+from specbench_ss.engine.layers import cpu
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import EagerPass, Target
 from specbench_ss.engine.tree import DraftTree
@@ -79,7 +79,7 @@ def test_rows_of_noise_are_those_of_the_merged_model(target: Target, tmp_path: P
         mask = merged.causal_mask(3, len(PROMPT) - 1)
         positions = torch.arange(len(PROMPT) - 1, len(PROMPT) + 2)[None]
         x = merged.embed(torch.tensor([tokens]), positions)
-        x = merged.run(x, 0, merged.n_layers, cache, mask, merged.rotary(positions, 20))
+        (x,) = merged.run(x, 0, merged.n_layers, cache, mask, merged.rotary(positions, 20))
         expected = merged.logits(merged.family.norm(x))[0]
     assert torch.allclose(logits, expected, atol=2e-2)  # the file has float16
 
@@ -143,7 +143,7 @@ def test_later_rows_and_their_noise_change_no_earlier_row(target: Target) -> Non
     assert torch.allclose(few, many[:3], atol=1e-4)
 
 
-@pytest.mark.skipif(native_cpu.kernels() is None, reason="there are no native kernels")
+@pytest.mark.skipif(cpu.kernels() is None, reason="there are no native kernels")
 @pytest.mark.parametrize("numbers", ["float32", "float16-weights", "bfloat16"])
 def test_native_kernels_compute_what_torch_does(numbers: str) -> None:
     """The first row has the bits of autoregressive decoding; one matrix has no LoRA."""
@@ -308,8 +308,7 @@ def test_a_tree_keeps_its_budget_when_sampling() -> None:
 
 def test_gradients_reach_every_matrix_of_a_large_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prepacked products, which have no gradient, are for inference."""
-    monkeypatch.setattr(native_cpu, "supports", lambda *_: False)
-    monkeypatch.setattr(cpu_kernels, "MIN_WEIGHTS", 0)
+    monkeypatch.setattr(cpu, "supports", lambda *_: False)
     target = Target(tiny_model("llama"))
     trainer = _trainer(target)
     batch = answers_of(torch.randint(3, 61, (2, 20), generator=torch.Generator().manual_seed(5)), 4, 5)

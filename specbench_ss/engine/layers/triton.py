@@ -1,7 +1,7 @@
 """Triton kernels for layers of few query tokens on CUDA, in half precision.
 
 torch's operators launch 16 kernels for a layer, of which 12 only move a few kilobytes; these launch 9
-(`cuda_layer.py`). Without Triton or its C compiler, before compute capability 8, or with SSBENCH_NATIVE=0, torch's
+(`triton_kernels.py`). Without Triton or its C compiler, before compute capability 8, or with SSBENCH_NATIVE=0, torch's
 operators are used. The order of a sum never depends on the number of query tokens, up to MOST_ROWS.
 """
 
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench_ss.engine.native_cpu import VARIABLE
+from specbench_ss.engine.layers.cpu import VARIABLE
 from specbench_ss.errors import first_line
 
 MOST_ROWS = 64  # query tokens of a product; with more, cuBLAS is as fast
@@ -45,20 +45,20 @@ def _load(device: torch.device) -> tuple[ModuleType | None, str]:
     if device.type != "cuda" and not (interpreted and device.type == "cpu"):
         return None, "they need a CUDA device"
     try:
-        from specbench_ss.engine import cuda_layer
+        from specbench_ss.engine.layers import triton_kernels
     except ImportError as error:
         return None, f"Triton cannot be imported: {first_line(error)}"
     if interpreted:
-        return cuda_layer, ""
+        return triton_kernels, ""
     if torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
         return None, "they need compute capability 8.0"
     try:
         ones = torch.ones(2, 16, device=device, dtype=torch.bfloat16)
-        _norm(cuda_layer, ones, ones[0], 0.0)
+        _norm(triton_kernels, ones, ones[0], 0.0)
         torch.cuda.synchronize(device)
     except Exception as error:  # of Triton, its compiler or the driver, which have no common class
         return None, f"Triton cannot compile them: {first_line(error)}"
-    return cuda_layer, ""
+    return triton_kernels, ""
 
 
 def kernels(like: Tensor) -> ModuleType | None:

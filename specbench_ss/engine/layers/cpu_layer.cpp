@@ -591,10 +591,11 @@ void attend_rows(
         }
 }
 
+// turn: entries between two rows of cos and sin. residual: add x.
 template <class X, class W>
 void attend(
     const Layer& w, const void* x_, int q, void* y_, void* keys_, void* values_, long stride, long past,
-    const void* cos_, const void* sin_, const void* mask_, bool causal, int threads) {
+    const void* cos_, const void* sin_, long turn, const void* mask_, bool causal, int threads, bool residual) {
     using S = typename X::S;
     using I = In<X, W>;
     const int h = w.hidden, d = w.d, groups = w.heads / w.kv_heads, all_heads = w.heads + 2 * w.kv_heads;
@@ -607,7 +608,7 @@ void attend(
         for (long r = 0; r < q; r += MOST_TOKENS)
             attend<X, W>(
                 w, x + r * h, (int)std::min<long>(MOST_TOKENS, q - r), y + r * h, keys, values, stride, past + r,
-                cos + r * d, sin + r * d, nullptr, causal, threads);
+                cos + r * turn, sin + r * turn, turn, nullptr, causal, threads, residual);
         return;
     }
     const size_t qkv_bytes = padded(sizeof(S) * q * wide), query_bytes = padded(sizeof(S) * q * w.heads * d),
@@ -653,10 +654,10 @@ void attend(
                 rms_norm<X, X>(from, (const S*)w.head_norm + (long)head * d, w.eps_head, d, head_normed);
                 from = head_normed;
             }
-            for (int j = 0; j < d; j++) {  // sin: its first half is negated
-                const int other = j < d / 2 ? j + d / 2 : j - d / 2;
-                to[j] = X::put(
-                    X::get(from[j]) * X::get(cos[(long)r * d + j]) + X::get(from[other]) * X::get(sin[(long)r * d + j]));
+            for (int j = 0; j < d; j++) {
+                const bool real = j < d / 2;
+                const float turned = X::get(from[real ? j + d / 2 : j - d / 2]) * X::get(sin[r * turn + j]);
+                to[j] = X::put(X::get(from[j]) * X::get(cos[r * turn + j]) + (real ? -turned : turned));
             }
         }
         phase.end();
@@ -676,7 +677,10 @@ void attend(
         phase.end();
         const int k = w.heads * d;
         shrink<X, W>(w.lora[1], attended, k, q, low, phase);
-        auto last = [&](int r, long n, float v) { y[(long)r * h + n] = X::put(biased<X>(v, w.out_bias, n)); };
+        auto last = [&](int r, long n, float v) {
+            const S out = X::put(biased<X>(v, w.out_bias, n));
+            y[(long)r * h + n] = residual ? X::put(X::get(x[(long)r * h + n]) + X::get(out)) : out;
+        };
 #pragma omp for schedule(dynamic, at_a_time(h)) nowait
         for (long p = 0; p < panels(h); p++) product<X, W>(attended, k, q, w.out, k, h, p, last, &w.lora[1], low);
         phase.end();
@@ -686,9 +690,11 @@ void attend(
 // decay: e^-|v|.
 inline float silu(float v, float decay) { return v >= 0 ? v / (1.0f + decay) : v * decay / (1.0f + decay); }
 
-// adapter_start: the first row with the adapter, which is added to the MLP or replaces it.
+// adapter_start: the first row with the adapter, which is added to the MLP or replaces it. residual: add x, which may be
+// y; only without an adapter.
 template <class X, class W>
-void mlp(const Layer& w, const void* x_, int q, void* y_, int adapter_start, bool replace_mlp, int threads) {
+void mlp(
+    const Layer& w, const void* x_, int q, void* y_, int adapter_start, bool replace_mlp, int threads, bool residual) {
     using S = typename X::S;
     using To = Row<X, W>;
     using I = In<X, W>;
@@ -700,7 +706,7 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int adapter_start, boo
         for (long r = 0; r < q; r += MOST_TOKENS) {
             const int count = (int)std::min<long>(MOST_TOKENS, q - r);
             const int start = (int)std::clamp<long>(adapter_start - r, 0, count);
-            mlp<X, W>(w, x + r * h, count, y + r * h, start, replace_mlp, threads);
+            mlp<X, W>(w, x + r * h, count, y + r * h, start, replace_mlp, threads, residual);
         }
         return;
     }
@@ -751,7 +757,10 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int adapter_start, boo
         }
         phase.end();
         shrink<X, W>(w.lora[3], active, inner, q, low, phase);
-        auto last = [&](int r, long n, float v) { y[(long)r * h + n] = X::put(biased<X>(v, w.down_bias, n)); };
+        auto last = [&](int r, long n, float v) {
+            const S out = X::put(biased<X>(v, w.down_bias, n));
+            y[(long)r * h + n] = residual ? X::put(X::get(x[(long)r * h + n]) + X::get(out)) : out;
+        };
 #pragma omp for schedule(dynamic, at_a_time(h)) nowait
         for (long p = 0; p < panels(h); p++) {
             product<X, W>(active, inner, mlp_rows, w.down, inner, h, p, last, &w.lora[3], low);
@@ -810,12 +819,22 @@ void ssbench_linear(
 }
 
 // x [q, hidden] -> y [q, hidden], attention's contribution. keys, values: [kv_heads, stride / d, d], of which `past`
-// rows are filled and the next q are written. cos, sin: [q, d]. mask: additive [q, past + q], or null: `causal` decides;
-// with more than MOST_TOKENS rows the pass must be causal and without a mask.
+// rows are filled and the next q are written. cos, sin: [q, d], or [1, d] of all rows with turn 0. mask: additive
+// [q, past + q], or null: `causal` decides; with more than MOST_TOKENS rows the pass must be causal and without a mask.
 void ssbench_attend(
     int pair, const Layer* w, const void* x, int q, void* y, void* keys, void* values, long stride, long past,
-    const void* cos, const void* sin, const void* mask, int causal, int threads) {
-    FOR_PAIR(pair, (attend<X, W>(*w, x, q, y, keys, values, stride, past, cos, sin, mask, causal, threads)))
+    const void* cos, const void* sin, long turn, const void* mask, int causal, int threads) {
+    FOR_PAIR(pair, (attend<X, W>(
+        *w, x, q, y, keys, values, stride, past, cos, sin, turn, mask, causal, threads, false)))
+}
+
+// The same, then the MLP, with both residual connections: x [q, hidden] -> y [q, hidden].
+void ssbench_layer(
+    int pair, const Layer* w, const void* x, int q, void* y, void* keys, void* values, long stride, long past,
+    const void* cos, const void* sin, long turn, const void* mask, int causal, int threads) {
+    FOR_PAIR(pair, (attend<X, W>(
+        *w, x, q, y, keys, values, stride, past, cos, sin, turn, mask, causal, threads, true)))
+    FOR_PAIR(pair, (mlp<X, W>(*w, y, q, y, q, false, threads, true)))
 }
 
 // RMSNorm of x [rows, h] with a weight [h] -> y.
@@ -827,7 +846,7 @@ void ssbench_norm(int pair, const void* x, long rows, const void* weight, float 
 // replaces it.
 void ssbench_mlp(
     int pair, const Layer* w, const void* x, int q, void* y, int adapter_start, int replace_mlp, int threads) {
-    FOR_PAIR(pair, (mlp<X, W>(*w, x, q, y, adapter_start, replace_mlp, threads)))
+    FOR_PAIR(pair, (mlp<X, W>(*w, x, q, y, adapter_start, replace_mlp, threads, false)))
 }
 
 }  // extern "C"

@@ -1,9 +1,9 @@
 """Native kernels for GEMMs and layers of few query tokens on x86 CPUs.
 
 `cpu_layer.cpp` is compiled for this machine at first use, in some seconds, and kept in the cache folder. Without g++,
-on another processor, or with SSBENCH_NATIVE=0, torch's operators are used (`cpu_kernels`).
+on another processor, or with SSBENCH_NATIVE=0, torch's operators are used.
 
-One call runs attention or the MLP of a layer. A sum is computed in one order whatever the number of query tokens and
+One call runs a layer, its attention or its MLP. A sum is computed in one order whatever the number of query tokens and
 threads is. In fused layers with a SiLU MLP of whole panels, a token of one request has the same bits in autoregressive
 decoding and in verification of up to MOST_ROWS tokens.
 """
@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.storage import cache_folder
 
 SOURCE = Path(__file__).with_name("cpu_layer.cpp")
@@ -41,7 +42,7 @@ PAIRS = {  # types of activations and weights -> number in the source
     (torch.float32, torch.float16): 1,
     (torch.bfloat16, torch.bfloat16): 2,
 }
-FUNCTIONS = ("packed_size", "pack", "linear", "attend", "mlp", "norm")
+FUNCTIONS = ("packed_size", "pack", "linear", "attend", "layer", "mlp", "norm")
 _INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_long, ctypes.c_size_t  # a pointer is an address, 0 for none
 
 
@@ -80,6 +81,7 @@ class Kernels:
     pack: Any
     linear: Any
     attend: Any
+    layer: Any
     mlp: Any
     norm: Any
     panel: int  # outputs that are packed together
@@ -101,7 +103,7 @@ def problem() -> str:
 def _load() -> tuple[Kernels | None, str]:
     if os.environ.get(VARIABLE) == "0":
         return None, f"{VARIABLE} is 0"
-    flags = _processor_flags()
+    flags = processor_flags()
     if not sys.platform.startswith("linux") or not flags >= NEEDED:
         return None, "they need Linux on x86 with AVX2, FMA and F16C"
     compiler = shlex.split(os.environ.get("CXX", "")) or [shutil.which("g++") or ""]
@@ -115,9 +117,9 @@ def _load() -> tuple[Kernels | None, str]:
     if library is None:
         return None, f"{file} cannot be loaded"
     library.ssbench_linear.argtypes = [_INT, _POINTER, _INT, _POINTER, _POINTER, _INT, _LONG, _POINTER, _INT]
-    library.ssbench_attend.argtypes = [
-        _INT, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _INT,
-        _INT,
+    library.ssbench_attend.argtypes = library.ssbench_layer.argtypes = [
+        _INT, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG, _POINTER,
+        _INT, _INT,
     ]  # fmt: skip
     library.ssbench_mlp.argtypes = [_INT, _POINTER, _POINTER, _INT, _POINTER, _INT, _INT, _INT]
     library.ssbench_packed_size.argtypes = [_INT, _LONG, _INT]
@@ -132,7 +134,8 @@ def _load() -> tuple[Kernels | None, str]:
     return Kernels(**functions, panel=library.ssbench_panel(), name=name, key=file.stem), ""
 
 
-def _processor_flags() -> set[str]:
+def processor_flags() -> set[str]:
+    """Return the processor's instruction sets as Linux names them; none elsewhere."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -240,70 +243,88 @@ class NativeNorm:
 
 
 class NativeLayer:
-    """Attention and MLP of a decoder layer by native kernels.
+    """A decoder layer by native kernels.
 
-    layer: sizes and addresses. kept: the owners of that memory. silu: the activation is SiLU. most: query tokens of a
-    causal pass; with the processor's instructions for bfloat16 torch is faster from 384 on, without them at no length.
+    layer: sizes and addresses. kept: the owners of that memory. silu: the activation is SiLU. index: of the layer in
+    the cache. causal: without a mask, a token attends to no later one. most: query tokens of a causal pass; with the
+    processor's instructions for bfloat16 torch is faster from 384 on, without them at no length.
     """
 
-    __slots__ = ("has_mlp", "kept", "kernels", "layer", "most", "pair")
+    __slots__ = ("causal", "has_mlp", "heads", "index", "kept", "kernels", "layer", "most", "pair")
 
-    def __init__(self, layer: Layer, pair: int, kept: tuple[object, ...], silu: bool) -> None:
+    def __init__(
+        self, layer: Layer, pair: int, kept: tuple[object, ...], silu: bool, index: int, causal: bool = True
+    ) -> None:
         native = kernels()
         assert native is not None
         self.layer, self.pair, self.kept, self.kernels = ctypes.addressof(layer), pair, (layer, *kept), native
         self.has_mlp = silu and layer.inner % native.panel == 0  # gate and up begin with a panel
+        self.heads, self.index, self.causal = (layer.kv_heads, layer.d), index, causal
         self.most = MOST_ROWS if native.name.endswith("BF16") else sys.maxsize
+
+    def _of(self, layer: Layer, *kept: object) -> NativeLayer:
+        """Return the same with other weights."""
+        return NativeLayer(layer, self.pair, (self, *kept), self.has_mlp, self.index, self.causal)
 
     def with_lora(self, pairs: Sequence[tuple[Tensor, Tensor] | None], scale: float, first: int) -> NativeLayer:
         """Return the layer with a LoRA in the rows from `first` on: y += scale B A x.
 
         pairs: A [r, in] and B [out, r] of the products QKV, output, gate/up and down; None without LoRA.
         """
-        layer, kept = Layer.from_buffer_copy(Layer.from_address(self.layer)), list[object]([self])
+        layer, kept = Layer.from_buffer_copy(Layer.from_address(self.layer)), list[object]()
         activations, weights = next(types for types, number in PAIRS.items() if number == self.pair)
         for i, pair in enumerate(pairs):
             if pair is not None:
                 down, up = (NativeLinear(matrix.to(weights), None, activations).packed for matrix in pair)
                 layer.lora[i] = Lora(down.data_ptr(), up.data_ptr(), len(pair[0]), first, scale)
                 kept += [down, up]
-        return NativeLayer(layer, self.pair, tuple(kept), silu=self.has_mlp)
+        return self._of(layer, *kept)
 
     def with_adapter(self, down: NativeLinear, up: NativeLinear) -> NativeLayer:
         """Return the layer with an adapter up(SiLU(down(norm(x)))) next to its MLP. The layer must have no LoRA."""
         layer = Layer.from_buffer_copy(Layer.from_address(self.layer))
         assert not any(lora.rank for lora in layer.lora), "LoRA and adapter share memory"
         layer.adapter = Lora(down.packed.data_ptr(), up.packed.data_ptr(), down.outputs, 0, 1.0)
-        return NativeLayer(layer, self.pair, (self, down, up), silu=self.has_mlp)
+        return self._of(layer, down, up)
 
-    def attend(
-        self,
-        x: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        past: int,
-        rotary: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-        causal: bool = True,
-    ) -> Tensor:
-        """Return attention's contribution to x [1, q, h]; write the keys and values of x after `past` rows.
+    def run(
+        self, kernel: Any, x: Tensor, cache: Any, mask: Tensor | None, rotary: tuple[Tensor, Tensor] | None
+    ) -> Tensor | None:
+        """Run `kernels.attend`, attention's contribution to x [1, q, h], or `kernels.layer`, the whole layer.
+
+        Keys and values of x are written after the cached ones. None: the kernel does not support this pass, such as
+        more than MOST_ROWS query tokens with a mask, a batch, or a cache that changes keys and values.
 
         Args:
-            x: states [1, q, h]; more than MOST_ROWS query tokens need a pass without a mask.
-            keys, values: [1, kv_heads, capacity, d] of the layer.
-            past: number of filled rows.
-            rotary: cos and signed sin, contiguous [1, q, 1, d].
-            mask: additive [1, 1, q, past + q], or None.
-            causal: without a mask, a token attends to no later one.
+            mask: additive [1, 1, q, past + q], or None: what `causal` states.
+            rotary: cos and sin, [1, q, d] or [1, 1, d] for all rows.
         """
-        out = torch.empty_like(x)
-        cos, sin = rotary
-        self.kernels.attend(
-            self.pair, self.layer, x.data_ptr(), x.shape[1], out.data_ptr(), keys.data_ptr(), values.data_ptr(),
-            keys.stride(1), past, cos.data_ptr(), sin.data_ptr(), 0 if mask is None else mask.data_ptr(), causal,
+        batch, q, _ = x.shape
+        if rotary is None or batch != 1 or getattr(type(cache), "update", None) is not Cache.update:
+            return None
+        past, (cos, sin) = cache.lengths[self.index], rotary
+        if mask is None:
+            fits = q <= (self.most if self.causal else MOST_ROWS) and (q == 1 or past == 0 or not self.causal)
+        else:
+            fits = q <= MOST_ROWS and mask.dtype == x.dtype and mask.shape == (1, 1, q, past + q)
+            mask = mask.contiguous()
+        if not (fits and q) or cos.dtype != x.dtype or len(cos) != 1:
+            return None
+        keys, values = cache.writable(self.index, q, self.heads, x)
+        if keys.dtype != x.dtype or keys.shape != values.shape or keys.shape[:2] != (1, self.heads[0]):
+            return None
+        x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
+        out, turn = torch.empty_like(x), 0 if cos.shape[1] == 1 else cos.shape[2]
+        kernel(
+            self.pair, self.layer, x.data_ptr(), q, out.data_ptr(), keys.data_ptr(), values.data_ptr(), keys.stride(1),
+            past, cos.data_ptr(), sin.data_ptr(), turn, 0 if mask is None else mask.data_ptr(), self.causal,
             torch.get_num_threads(),
         )  # fmt: skip
         return out
+
+    def supports_mlp(self, x: Tensor) -> bool:
+        """Return True if `mlp` can run on x [.., h]."""
+        return self.has_mlp and 0 < x.shape[:-1].numel() <= self.most and torch.is_inference_mode_enabled()
 
     def mlp(self, x: Tensor, adapter_start: int | None = None, replace_mlp: bool = False) -> Tensor:
         """Return the MLP's contribution to x [.., h].

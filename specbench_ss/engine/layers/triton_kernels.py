@@ -1,4 +1,4 @@
-"""Triton kernels of a decoder layer for few query tokens on CUDA; `native_cuda` launches them.
+"""Triton kernels of a decoder layer for few query tokens on CUDA; `triton` launches them.
 
 Every sum is computed in one order whatever the number of query tokens is, so that a token has the same bits in
 autoregressive decoding and in the verification of a chain. Sums are in float32, and results are rounded once.

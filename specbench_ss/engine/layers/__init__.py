@@ -1,0 +1,1 @@
+"""Decoder layers in their fastest form on a device: products, fused layers, kernels, attention."""
