@@ -31,6 +31,8 @@ import numpy as np
 import torch
 
 from specbench_ss import load_model
+from specbench_ss.engine.costs import read_by_a_pass
+from specbench_ss.engine.layers.linear import bytes_read
 from specbench_ss.models.limits import calibrate
 from specbench_ss.models.resolve import find_folder
 from specbench_ss.stats.intervals import speedup_interval
@@ -183,6 +185,8 @@ def table(
             "ms_per_token": 1e3 * whole.sum() / (len(prompts) * new),
             "bandwidth_share": bytes_ * rate / limits.read_bytes_per_s if plain else None,
             "equal_outputs": sum(a == b for a, b in zip(worker.tokens, ours.tokens, strict=True)),
+            "seconds_of_one_token": worker.first,  # [turns][prompts]
+            "seconds": worker.whole,
         }
         share = "" if row["bandwidth_share"] is None else f"{row['bandwidth_share']:.0%}"
         print(
@@ -254,7 +258,7 @@ def main() -> None:
     questions = SpecBench().load(request).questions[: arguments.prompts]
     prompts = [target.encode_chat([{"role": "user", "content": q.turns[0]}]) for q in questions]
     prompts = [ids for ids in prompts if len(ids) + arguments.new <= min(CONTEXT, target.context_length)]
-    bytes_ = sum(p.numel() * p.element_size() for p in target.model.parameters())
+    bytes_ = bytes_read(read_by_a_pass(target.model))  # without an embedding table that is no LM head
     setup = {
         "model": arguments.model, "folder": str(find_folder(arguments.model)), "dtype": arguments.dtype,
         "context": min(CONTEXT, target.context_length), "executable": arguments.llama_server,

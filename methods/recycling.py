@@ -22,7 +22,7 @@ from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.heads import Choice, MedusaTree, by_likelihood, from_branches, read_tree, tree_of
+from specbench_ss.methods._shared.heads import Choice, StaticTree, by_likelihood, from_branches, read_tree, tree_of
 from specbench_ss.options import Bounded, for_device, option
 
 # the 80 nodes published (template 2.2.2), as branches: prefix -> ranks
@@ -139,7 +139,7 @@ class Recycling(Decoder):
         self.successors[tokens, : self.width] = top[last]  # equal indices write equal rows: order does not matter
 
 
-def chosen_tree(options: RecyclingOptions) -> MedusaTree:
+def chosen_tree(options: RecyclingOptions) -> StaticTree:
     """Return the tree that the options request. Raise UserError for a file without a tree, or a rank beyond k."""
     if not options.tree:
         return tree_of([c for c in template()[: options.nodes] if max(c) < options.k])
@@ -156,7 +156,7 @@ def template() -> list[Choice]:
     return by_likelihood(PUBLISHED)
 
 
-def gathers(tree: MedusaTree, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+def gathers(tree: StaticTree, device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """Return parents and ranks of the nodes of each level below the root, int64, on the device."""
     drafted = zip(tree.topology.depths[1:], tree.topology.parents[1:], tree.ranks, strict=True)
     levels = []

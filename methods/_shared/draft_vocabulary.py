@@ -107,6 +107,8 @@ class DraftVocabulary:
 
     def select(self, choose: Choose) -> Choose:
         """Return a rule that selects candidates of draft logits as `choose` does, as token ids."""
+        if self.ids is None:
+            return choose
 
         def candidates(logits: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
             drafted, log_p, q = choose(logits)

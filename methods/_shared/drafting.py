@@ -130,7 +130,7 @@ class DrafterDecoder(Decoder):
     def check(cls, options: Any, base: ModelInfo) -> dict[str, Any]:
         """Check the drafter's configuration, file and shapes, and the options; return the advised ones."""
         base.require_hidden_eq_embedding(cls.name)
-        path = checkpoint.drafter_here(options.weights, cls.name, base, cls.bundled_folder)
+        path = checkpoint.find_drafter(options.weights, cls.name, base, cls.bundled_folder)
         if path is None:
             return {}
         drafted = cls.drafted_model_info(base, path)
@@ -247,11 +247,11 @@ def pass_drafter(
         masks: additive [1, 1, n, past + n], one per layer; None = causal for a prompt, else everything is visible.
         rotary: cos, sin [1, 1 or n, head_dim].
     """
-    if target.graphs is None:
+    if target.runner is None:
         return run(*rows, cache, masks, rotary)
     mask, n, past = masks[0], rows[0].shape[1], cache.get_seq_length()
     if any(other is not mask for other in masks):
-        target.graphs.record_fallback(DIFFERENT_MASKS, 0, cache)
+        target.runner.record_fallback(DIFFERENT_MASKS, 0, cache)
         return run(*rows, cache, masks, rotary)
     if mask is None and n > 1 and past:
         mask = rows[0].new_zeros(1, 1, n, past + n)

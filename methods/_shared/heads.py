@@ -87,7 +87,7 @@ DECAY = 0.7  # of each depth; with 1 / (rank + 1) the last nodes of the publishe
 
 
 @dataclass(frozen=True, slots=True)
-class MedusaTree:
+class StaticTree:
     """A static tree: its topology, and for each drafted node its head and its rank in that head's top-k."""
 
     topology: TreeTopology
@@ -110,7 +110,7 @@ class MedusaTree:
         return {"tree_nodes": len(self.ranks), "depth": self.depth, "tree_hash": digest}
 
 
-def check_tree(tree: MedusaTree, heads: int, vocab: int, method: str = "medusa") -> None:
+def check_tree(tree: StaticTree, heads: int, vocab: int, method: str = "medusa") -> None:
     """Raise UserError if the tree needs more heads or candidates than there are.
 
     vocab: size of the draft vocabulary.
@@ -121,7 +121,7 @@ def check_tree(tree: MedusaTree, heads: int, vocab: int, method: str = "medusa")
         raise UserError(f"{method}: the tree needs {tree.width} candidates, the draft vocabulary has {vocab}")
 
 
-def tree_of(choices: Sequence[Choice], method: str = "draft tree") -> MedusaTree:
+def tree_of(choices: Sequence[Choice], method: str = "draft tree") -> StaticTree:
     """Return the tree of choices. Raise UserError if a choice lacks its prefix, or there are none or too many."""
     ordered = sorted(set(choices), key=lambda c: (len(c), c))
     if not ordered:
@@ -135,7 +135,7 @@ def tree_of(choices: Sequence[Choice], method: str = "draft tree") -> MedusaTree
             raise UserError(f"{method}: choice {list(choice)} has no parent in the tree")
         index[choice] = len(parents)
         parents.append(index[choice[:-1]])
-    return MedusaTree(topology_of(tuple(parents)), tuple(len(c) - 1 for c in ordered), tuple(c[-1] for c in ordered))
+    return StaticTree(topology_of(tuple(parents)), tuple(len(c) - 1 for c in ordered), tuple(c[-1] for c in ordered))
 
 
 def by_likelihood(choices: Sequence[Choice]) -> list[Choice]:
@@ -257,7 +257,7 @@ class TreeHeads(DrafterDecoder):
         target: Target,
         options: Any,
         heads: Any,
-        tree: MedusaTree,
+        tree: StaticTree,
         config: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(target, options, heads, config)
@@ -278,7 +278,7 @@ class TreeHeads(DrafterDecoder):
     @classmethod
     def resolve_options(
         cls, options: HeadsOptions, config: Mapping[str, Any], drafter: Any, base: ModelInfo
-    ) -> MedusaTree:
+    ) -> StaticTree:
         """Return the tree that the options request, no deeper than the number of heads in use."""
         count = drafter.count
         if options.heads > count:

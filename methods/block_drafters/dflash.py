@@ -343,7 +343,7 @@ class DFlashFields(speculators.DrafterFields, frozen=True, kw_only=True):
     aux_hidden_state_layer_ids: list[int] | None = None
     num_target_layers: int | None = None
     sample_from_anchor: bool = False
-    sliding_window_non_causal: bool | None = None  # None = false, in the type dflash2 true
+    sliding_window_non_causal: bool | None = None  # None: true for the type dflash2, else false
     is_causal: bool | None = None  # z-lab's layout; None = layers with a sliding window
     input_embedding_scale: float = 1.0
     conv_kernel_size: int | None = None

@@ -29,7 +29,7 @@ from specbench_ss.methods._shared.draft_vocabulary import vocabulary_option, wit
 from specbench_ss.methods._shared.drafting import VOCABULARY, FeatureDecoder, Read, pass_drafter
 from specbench_ss.methods._shared.heads import (
     Choice,
-    MedusaTree,
+    StaticTree,
     check_tree,
     from_branches,
     requested_tree,
@@ -196,7 +196,7 @@ class EagleDecoder(FeatureDecoder):
     ) -> Tensor:
         """Run the drafter, which has one layer and one mask, on slots `first` rows behind the cached ones."""
         embedded = self.drafter.embed(tokens[None], self.target)
-        if isinstance(current, GraphPass):
+        if isinstance(current, GraphPass) or self.target.runner is None:
             out: Tensor = self.drafter(embedded, states, current.rows(len(tokens), first), mask, rotary)
             return out
         return self.run_drafter((embedded, states), [mask], rotary)
@@ -233,7 +233,7 @@ class Level:
     visible: Tensor  # bool [k, rows so far], their ancestors and themselves among all rows
 
 
-def levels_of(tree: MedusaTree, device: torch.device) -> tuple[list[Level], Tensor]:
+def levels_of(tree: StaticTree, device: torch.device) -> tuple[list[Level], Tensor]:
     """Return the levels of a static tree, and int64 [inner nodes], the node of each row of logits, root first."""
     topology, children = tree.topology, tree.topology.children()
     ancestors = topology.ancestors()
@@ -298,7 +298,7 @@ class Eagle(EagleDecoder):
     @classmethod
     def resolve_options(
         cls, options: EagleOptions, config: Mapping[str, Any], drafter: Any, base: ModelInfo
-    ) -> MedusaTree:
+    ) -> StaticTree:
         depth = options.depth or MOST_DEPTH
         choices = requested_tree(options.tree, options.nodes, config, depth, cls.name, PUBLISHED, "levels")
         tree = tree_of(choices, cls.name)

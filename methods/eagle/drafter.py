@@ -132,10 +132,7 @@ class Eagle1Drafter(Drafter):
 
     def forward(self, tokens: Tensor, state: Tensor, cache: AnyCache, mask: Tensor | None, rotary: Any) -> Tensor:
         """Run fc(token, state), then the layer, which has no norm before its attention."""
-        x = self.fc(torch.cat((tokens, state), -1))
-        (block,) = self.blocks
-        x = x + block.attend(x, cache, mask, rotary)
-        out: Tensor = x + block.run_mlp(x)
+        out: Tensor = self.blocks[0](self.fc(torch.cat((tokens, state), -1)), cache, mask, rotary)
         return out
 
 

@@ -18,7 +18,7 @@ from specbench_ss.engine.tree import DraftTree, indices
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafting import Read, pass_drafter
-from specbench_ss.methods._shared.heads import HeadsOptions, MedusaTree, TreeHeads
+from specbench_ss.methods._shared.heads import HeadsOptions, StaticTree, TreeHeads
 from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.methods.hydra.heads import HydraHeads, read_heads
 from specbench_ss.options import option
@@ -60,7 +60,7 @@ class Hydra(TreeHeads):
         target: Target,
         options: HydraOptions,
         heads: HydraHeads,
-        tree: MedusaTree,
+        tree: StaticTree,
         config: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(target, options, heads, tree, config)
@@ -169,7 +169,7 @@ def input_layer(config: dict[str, Any], layers: int) -> int:
     return layers - offset if offset else FINAL
 
 
-def levels_of(tree: MedusaTree, device: torch.device) -> list[Level]:
+def levels_of(tree: StaticTree, device: torch.device) -> list[Level]:
     """Return the levels of the tree, whose nodes are in order of depth."""
     parents, children = tree.topology.parents, tree.topology.children()
     paths: list[list[int]] = [[0]]

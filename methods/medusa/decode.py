@@ -18,10 +18,10 @@ from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared import fine_tuned
 from specbench_ss.methods._shared.drafting import Read
-from specbench_ss.methods._shared.heads import MOST_FUSED, HeadsOptions, MedusaTree, TreeHeads
+from specbench_ss.methods._shared.heads import MOST_FUSED, HeadsOptions, StaticTree, TreeHeads
 from specbench_ss.methods._shared.target_copies import Copies
 from specbench_ss.methods.medusa.heads import HEADS_FILES, MedusaHeads, read_heads, vllm_config_of, vllm_tensors
-from specbench_ss.models.checkpoint import drafter_folder, drafter_here, own_fields, write_tensors
+from specbench_ss.models.checkpoint import drafter_folder, find_drafter, own_fields, write_tensors
 from specbench_ss.options import option
 
 ADAPTER = fine_tuned.ADAPTER
@@ -48,7 +48,7 @@ class Medusa(TreeHeads):
         target: Target,
         options: MedusaOptions,
         heads: MedusaHeads,
-        tree: MedusaTree,
+        tree: StaticTree,
         config: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(target, options, heads, tree, config)
@@ -195,7 +195,7 @@ class Medusa2(fine_tuned.FineTunedDecoder, Medusa):
 
     @classmethod
     def check_own_model(cls, options: Any, base: ModelInfo) -> None:
-        path = drafter_here(options.weights, NAME, base)
+        path = find_drafter(options.weights, NAME, base)
         if path is not None:
             cls.drafted_model_info(base, path)
 

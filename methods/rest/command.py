@@ -130,9 +130,9 @@ def _own_answers(
 def _texts(model: str, data: Sequence[str], lab: int, loading: Mapping[str, Any]) -> tuple[ModelInfo, Documents]:
     """Return the model without its weights, and the documents of the data and the lab."""
     from specbench_ss.methods.rest import text
-    from specbench_ss.models.load import outline_of
+    from specbench_ss.models.load import load_model_info
 
-    base = outline_of(model, **loading)
+    base = load_model_info(model, **loading)
     texts = chain(text.file_texts(base.tokenizer, data), text.lab_texts(base.tokenizer, lab))
     return base, text.documents(base.tokenizer, texts)
 
@@ -146,11 +146,11 @@ def info(
 ) -> None:
     """Show the contents of a datastore."""
     from specbench_ss.methods.rest.datastore import open_datastore
-    from specbench_ss.models.load import outline_of
+    from specbench_ss.models.load import load_model_info
 
     store = open_datastore(datastore)
     if model is not None:
-        store.check_fits(outline_of(model), datastore)
+        store.check_fits(load_model_info(model), datastore)
     bits = {8 * chunk.tokens.dtype.itemsize for chunk in store.chunks}
     for name, value in store.about.items():
         print(f"{name.replace('_', ' '):<10} {f'{value:,}' if isinstance(value, int) else value}")

@@ -30,9 +30,11 @@ from specbench_ss.methods._shared.draft_vocabulary import (
 from specbench_ss.methods._shared.small_llama import new_llama
 from specbench_ss.methods._shared.tree_growth import Choose, best, draw, grow
 from specbench_ss.methods.sd.draft import Draft, check_adapter, checked_lora, is_bundled_lora, merged_lora, mismatch
-from specbench_ss.models.checkpoint import drafter_here, read_config, read_training_info
+from specbench_ss.models.catalog import fetchable
+from specbench_ss.models.checkpoint import find_drafter, read_config, read_training_info
 from specbench_ss.models.frequent_tokens import read_frequent_tokens
-from specbench_ss.models.load import hash_weights, load_target, outline_of
+from specbench_ss.models.load import hash_weights, load_model_info, load_target
+from specbench_ss.models.resolve import find_folder
 from specbench_ss.options import Bounded, option, parse_options, value_text
 
 LONGEST = 64  # tokens of a chain whose length is not fixed: more has never paid
@@ -45,7 +47,7 @@ class TwoModelOptions(Bounded):
     owner: ClassVar[str] = "sd"
     weights: str = option(
         "",
-        "Draft model: folder, hub id, or name of a bundled one (as `draft-2m`). A folder with a LoRA that "
+        "Draft model: folder, hub id, or name of a fetched or bundled one (as `draft-2m`). A folder with a LoRA that "
         "names no model adapts the bundled draft model. Empty: the one bundled with the model.",
     )
     form: Literal["chain", "tree"] = option("chain", "Draft shape.")
@@ -280,19 +282,19 @@ class TwoModel(Decoder):
 
     @classmethod
     def check(cls, options: Any, base: ModelInfo) -> None:
-        path = drafter_here(options.weights, cls.name, base, cls.bundled_folder)
+        path = draft_path(options, base)
         if path is not None:
-            draft = draft_in(str(path), base, outline_of, checked_lora)
+            draft = load_draft_model(str(path), base, load_model_info, checked_lora)
             check_pair(options, base, draft)
             cls.vocabulary_of(options, base, draft, read_frequent_tokens(path, draft.vocab_size))
 
     @classmethod
     def load(cls, target: Target, options: Any) -> TwoModel:
         """Load the draft that the user named, or the bundled one, in the target's dtype and on its device."""
-        path = drafter_here(options.weights, cls.name, target, cls.bundled_folder)
+        path = draft_path(options, target)
         load = partial(load_target, dtype=target.number_format, device=str(target.device))
         source = str(path or options.weights)
-        draft = draft_in(source, target, load, merged_lora)
+        draft = load_draft_model(source, target, load, merged_lora)
         decoder = cls(target, options, draft, read_frequent_tokens(Path(source), draft.vocab_size))
         stored = getattr(decoder.draft.model.model.config, "ssbench", {})
         config = read_config(Path(source)) if is_bundled_lora(Path(source)) else stored
@@ -462,7 +464,14 @@ def check_pair(options: TwoModelOptions, base: ModelInfo, draft: ModelInfo) -> b
     return bool(problem)
 
 
-def draft_in(source: str, base: ModelInfo, load: Callable[[str], T], with_lora: Callable[[T, Path], T]) -> T:
+def draft_path(options: TwoModelOptions, base: ModelInfo) -> Path | None:
+    """Return the draft model's folder or file, None for a hub id. Raises UserError if there is none."""
+    if options.weights in fetchable() and not Path(options.weights).exists():
+        return find_folder(options.weights)
+    return find_drafter(options.weights, TwoModel.name, base, TwoModel.bundled_folder)
+
+
+def load_draft_model(source: str, base: ModelInfo, load: Callable[[str], T], with_lora: Callable[[T, Path], T]) -> T:
     """Return the draft in a folder or at the hub, or the bundled draft with the LoRA in the folder.
 
     Raise UserError if it is missing or does not fit.

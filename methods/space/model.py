@@ -77,7 +77,7 @@ def check_model(options: Any, base: ModelInfo) -> MaskToken | None:
     """
     if is_target(options):
         return _mask_of_model(options, base)
-    folder = checkpoint.drafter_here(options.weights, "space", base)
+    folder = checkpoint.find_drafter(options.weights, "space", base)
     if folder is None:
         return None
     if _has_model(folder, options):

@@ -118,7 +118,7 @@ class SpeculativeStreaming(Decoder):
     def check(cls, options: Any, base: ModelInfo) -> dict[str, Any]:
         base.require_layer_access(cls.name)
         options, advised_kind = cls.with_advised_conditioning(options, base)
-        folder = checkpoint.drafter_here(options.weights, cls.name, base, cls.bundled_folder_of(options))
+        folder = checkpoint.find_drafter(options.weights, cls.name, base, cls.bundled_folder_of(options))
         if folder is None:
             return {}
         config, shape = cls.read_shape(folder)
@@ -317,7 +317,7 @@ class SpeculativeStreaming(Decoder):
 
     def _with_streams(self, main: Tensor, positions: Tensor, carriers: slice) -> tuple[Tensor, Tensor]:
         """Append gamma streams of the carrier rows of main [1, m, h]: return [1, m + c*gamma, h] and positions."""
-        streams = self.streams.insert(main[:, carriers], self.gamma, self.target.prepack)
+        streams = self.streams.insert(main[:, carriers], self.gamma, self.streams.packed(self.target.prepack))
         ahead = stream_positions(self.target, positions[carriers], self.gamma, self.streams.config.stream_position)
         return torch.cat((main, streams), 1), torch.cat((positions, ahead))
 

@@ -5,10 +5,11 @@ Equations of the EMNLP paper; M main states, S stream states, gamma streams, N_s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -205,6 +206,8 @@ AttentionInterface.register(NAME, top_p_attention)
 
 TOP_P_FALLBACK = "stream_attention_top_p"
 PACKED = ("down", "up", "init_down", "init_up")  # weights of which decoding keeps packed copies
+PackedPairs = Mapping[int | None, tuple[PrepackedLinear, PrepackedLinear]]  # the adapter of each MSA layer; None: f_eta
+UNPACKED: PackedPairs = MappingProxyType({})
 
 
 class Streams(nn.Module):
@@ -219,9 +222,9 @@ class Streams(nn.Module):
     def __init__(self, config: StreamConfig, hidden: int) -> None:
         super().__init__()
         self.moved: dict[int, tuple[Tensor, Tensor]] = {}  # adapters of layers on other devices than the first
-        self.packed: dict[int | None, tuple[PrepackedLinear, PrepackedLinear]] = {}  # of decoding; None: f_eta
-        self.native: dict[int, tuple[NativeLayer, NativeLayer | None]] = {}  # a layer's kernels, and with its adapter
-        self.packed_version: tuple[Any, ...] = ()  # of the weights that these are copies of
+        self.pairs: PackedPairs = {}
+        self.native: dict[tuple[int, NativeLayer], NativeLayer | None] = {}  # a layer's kernels with its adapter
+        self.version: tuple[Any, ...] = ()  # of the weights that these are copies of
         c = self.config = config
         if c.stream_init == "embedding":
             self.embedding = nn.Parameter(torch.randn(c.gamma, hidden) * 0.02)  # P_j, eq. 4
@@ -240,55 +243,57 @@ class Streams(nn.Module):
         self.prune_down = nn.Parameter(torch.randn(c.prune_rank, hidden) * hidden**-0.5)
         self.prune_up = nn.Parameter(torch.zeros(hidden, c.prune_rank))
 
-    def insert(self, main: Tensor, gamma: int, pack: PackedDtype = None) -> Tensor:
-        """Return the initial streams [B, m * gamma, h] of main rows [B, m, h] at layer N - N_s (eq. 4).
+    def packed(self, pack: PackedDtype) -> PackedPairs:
+        """Return packed weights for inference, {} without a packed dtype and in training.
 
-        pack: of weights in inference.
+        They are packed again if weights have changed, as before an evaluation during training.
         """
-        if self.config.init_rank and self._uses_packed(main, pack):
-            down, up = self._packed_pair(None, pack)
+        if pack is None or not torch.is_inference_mode_enabled():
+            return {}
+        weights = [p for name, p in self._parameters.items() if name in PACKED and p is not None]
+        version = (pack, *((w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights))
+        if version != self.version:
+            pairs: dict[int | None, tuple[Tensor, Tensor]] = {}
+            if self.config.init_rank:
+                pairs[None] = self.init_down, self.init_up
+            if self.config.adapter_rank:
+                pairs |= dict(enumerate(zip(self.down, self.up, strict=True)))
+            self.version, self.native = version, {}
+            self.pairs = {
+                key: (PrepackedLinear(down, None, pack), PrepackedLinear(up, None, pack))
+                for key, (down, up) in pairs.items()
+            }
+        return self.pairs
+
+    def insert(self, main: Tensor, gamma: int, packed: PackedPairs = UNPACKED) -> Tensor:
+        """Return the initial streams [B, m * gamma, h] of main rows [B, m, h] at layer N - N_s (eq. 4)."""
+        if None in packed:
+            down, up = packed[None]
             main = main + up(down(main))
         elif self.config.init_rank:
             main = main + F.linear(F.linear(main, self.init_down), self.init_up)
         rows = main[:, :, None].expand(-1, -1, gamma, -1)
         return (rows + self.embedding[:gamma] if self.config.stream_init == "embedding" else rows).flatten(1, 2)
 
-    def adapt(self, layer: int, x: Tensor, pack: PackedDtype = None) -> Tensor:
-        """Apply the stream adapter of the layer-th MSA layer: [B, r, h] -> [B, r, h]. pack: of weights in inference."""
-        if self._uses_packed(x, pack):
-            down, up = self._packed_pair(layer, pack)
+    def adapt(self, layer: int, x: Tensor, packed: PackedPairs = UNPACKED) -> Tensor:
+        """Apply the stream adapter of the layer-th MSA layer: [B, r, h] -> [B, r, h]."""
+        if layer in packed:
+            down, up = packed[layer]
             return up(F.silu(down(x)))
         weights = self._adapter(layer, x.device)
         return F.linear(F.silu(F.linear(x, weights[0])), weights[1])
 
-    def _uses_packed(self, x: Tensor, pack: PackedDtype) -> bool:
-        """Return True if x is multiplied by packed weights."""
-        return pack is not None and x.device == self.prune_down.device and torch.is_inference_mode_enabled()
-
-    def _packed_pair(self, layer: int | None, pack: PackedDtype) -> tuple[PrepackedLinear, PrepackedLinear]:
-        """Return a layer's adapter, or f_eta; packed again if weights have changed (evaluation in training)."""
-        weights = [p for name, p in self._parameters.items() if name in PACKED and p is not None]
-        version = (pack, *((w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights))
-        if version != self.packed_version:
-            self.packed, self.native, self.packed_version = {}, {}, version
-        if layer not in self.packed:
-            down, up = (self.init_down, self.init_up) if layer is None else (self.down[layer], self.up[layer])
-            self.packed[layer] = PrepackedLinear(down, None, pack), PrepackedLinear(up, None, pack)
-        return self.packed[layer]
-
-    def _native(self, layer: int, block: Block, x: Tensor, pack: PackedDtype) -> NativeLayer | None:
+    def _native(self, layer: int, block: Block, x: Tensor, packed: PackedPairs) -> NativeLayer | None:
         """Return the native MLP of a layer with its adapter; None where that does not apply."""
-        native = block.native if isinstance(block, NativeBlock) else None
         few = len(x) == 1 and x.shape[1] <= MOST_ROWS and x.dtype == self.down.dtype
-        if native is None or not native.has_mlp or not few or not self._uses_packed(x, pack):
+        if layer not in packed or not few or not isinstance(block, NativeBlock) or not block.native.has_mlp:
             return None
-        down, up = (linear.native for linear in self._packed_pair(layer, pack))
-        if layer not in self.native or self.native[layer][0] is not native:
-            adapted = None
-            if isinstance(down, NativeLinear) and isinstance(up, NativeLinear) and down.pair == native.pair == up.pair:
-                adapted = native.with_adapter(down, up)
-            self.native[layer] = native, adapted
-        return self.native[layer][1]
+        key = layer, block.native
+        if key not in self.native:
+            down, up = (linear.native for linear in packed[layer])
+            fits = isinstance(down, NativeLinear) and isinstance(up, NativeLinear) and down.pair == block.native.pair
+            self.native[key] = block.native.with_adapter(down, up) if fits else None  # type: ignore[arg-type]
+        return self.native[key]
 
     def _adapter(self, layer: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return a layer's adapter on the device of its rows; it is copied there once."""
@@ -339,20 +344,20 @@ class Streams(nn.Module):
         return tokens.masked_fill((mixed % 2 == 1) & (stream > 0), -1)  # the root is never masked
 
     def pass_layer(
-        self, layer: int, block: Block, x: Tensor, mains: int, attended: Tensor, pack: PackedDtype = None
+        self, layer: int, block: Block, x: Tensor, mains: int, attended: Tensor, packed: PackedPairs = UNPACKED
     ) -> Tensor:
         """Run the first `mains` rows through the layer's MLP, and stream rows through the adapter (or MLP, or both).
 
-        x [B, r, h] before attention, attended [B, r, h]: the output of attention. pack: of the adapter's weights.
+        x [B, r, h] before attention, attended [B, r, h]: the output of attention.
         """
         c, total = self.config, x + attended
         source = x if block.parallel else total
         if not c.adapter_rank:
             return total + block.run_mlp(source)
-        native = self._native(layer, block, source, pack)
+        native = self._native(layer, block, source, packed)
         if native is not None:
             return total + native.mlp(source, mains, replace_mlp=not c.keep_mlp)
-        adapted = self.adapt(layer, block.norm2(source[:, mains:]), pack)
+        adapted = self.adapt(layer, block.norm2(source[:, mains:]), packed)
         if c.keep_mlp:
             return total + block.run_mlp(source) + F.pad(adapted, (0, 0, mains, 0))
         fed = [block.run_mlp(source[:, :mains])] if mains else []
@@ -370,11 +375,11 @@ class Streams(nn.Module):
             return (run_masked(target, self, x, layout, cache, masks, rotary),)
 
         outputs = None
-        if target.graphs is not None and layout.mains and not isinstance(cache, StaticRows):  # else within a graph
+        if target.runner is not None and layout.mains and not isinstance(cache, StaticRows):  # else within a graph
             if layout.stream_top_p:  # top-p attention takes the last keys as the streams', which padding would shift
-                target.graphs.record_fallback(TOP_P_FALLBACK, lo, cache)
+                target.runner.record_fallback(TOP_P_FALLBACK, lo, cache)
             else:
-                outputs = target.graphs.run((self, layout), layers, x, lo, cache, mask, rotary, pad=False)
+                outputs = target.runner.run((self, layout), layers, x, lo, cache, mask, rotary, pad=False)
         return (outputs or layers(x, cache, mask, rotary))[0]
 
 
@@ -419,12 +424,13 @@ def run_masked(
     c = streams.config
     if c.stream_init == "rotation":
         cache = RotatedValues(cache, layout.mains, layout.gamma, c.angle(target.context_length))
+    packed = streams.packed(target.prepack)
     with top_p(target, layout) if layout.stream_top_p else nullcontext():
         for layer, (block, mask) in enumerate(zip(target.family.blocks[-c.n_msa_layers :], masks, strict=True)):
             x = target.to_layer_device(x, layer - c.n_msa_layers)
             attend = block.attend_by_torch if layout.stream_top_p else block.attend
             attended = attend(x, cache, mask, rotary)
-            x = streams.pass_layer(layer, block, x, layout.mains, attended, target.prepack)
+            x = streams.pass_layer(layer, block, x, layout.mains, attended, packed)
     return target.to_layer_device(x)
 
 

@@ -22,7 +22,7 @@ from specbench_ss.methods._shared.fine_tuned import FineTunedDecoder, check_lora
 from specbench_ss.methods.ss.config import SharedAROptions, SSOptions, StreamConfig
 from specbench_ss.methods.ss.decode import Forms, SpeculativeStreaming
 from specbench_ss.methods.ss.layers import Streams
-from specbench_ss.models.checkpoint import Advice, drafter_here
+from specbench_ss.models.checkpoint import Advice, find_drafter
 from specbench_ss.options import MethodSpec
 
 MOST_TOKENS = 256  # of an answer in one pass with streams
@@ -91,7 +91,7 @@ class SharedStreaming(FineTunedDecoder, SpeculativeStreaming):
     @classmethod
     def check(cls, options: Any, base: ModelInfo) -> dict[str, Any]:
         advised = super().check(options, base)
-        folder = drafter_here(options.weights, cls.name, base, cls.bundled_folder)
+        folder = find_drafter(options.weights, cls.name, base, cls.bundled_folder)
         if folder is not None:
             check_lora(folder, "ss-shared")
         return advised

@@ -204,9 +204,9 @@ def states_with_gradient(target: Target, ids: Tensor, lo: int) -> BaseStates:
     t = ids.shape[1]
     positions = torch.arange(t, device=ids.device)[None]
     cache = PrefixCache(dict.fromkeys(range(target.n_layers)), mains=t)
-    aux_states: dict[int, Tensor] = {}
-    x = target.embed(ids, positions)
-    x = target.run(x, 0, target.n_layers, cache, None, target.rotary(positions, t), range(target.n_layers), aux_states)
+    wanted, rotary = tuple(range(target.n_layers)), target.rotary(positions, t)
+    x, *states = target.run(target.embed(ids, positions), 0, target.n_layers, cache, None, rotary, wanted)
+    aux_states = dict(zip(wanted, states, strict=True))
     return BaseStates(target.family.norm(x), aux_states, {i: cache.kept[i] for i in range(lo, target.n_layers)})
 
 

@@ -262,7 +262,7 @@ class PeekingTrainee(DrafterTrainer):
         places = (at[..., None] + steps).clamp_max(target.context_length - 1).flatten(1)
         x = target.embed(own.flatten(1), places)
         mask = additive(visible(ids.shape[1], at, ahead != -100), x.dtype)
-        x = target.run(x, 0, target.n_layers, PrefixCache(states.kv), mask, target.rotary(places))
+        (x,) = target.run(x, 0, target.n_layers, PrefixCache(states.kv), mask, target.rotary(places))
         return target.logits(target.family.norm(x.unflatten(1, own.shape[1:])[:, :, 0]))
 
 

@@ -21,7 +21,7 @@ from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, plugin_code, prefixed
 from specbench_ss.models.cpu_dtype import chosen_dtype
 from specbench_ss.models.devices import check_divided, device_class, resolve_device, resolve_dtype
-from specbench_ss.models.load import check_template, outline_of
+from specbench_ss.models.load import check_template, load_model_info
 from specbench_ss.models.published_drafters import with_published_drafter
 from specbench_ss.models.quantize import check_quantize
 from specbench_ss.models.resolve import check_model
@@ -346,7 +346,7 @@ def _model_info(config: RunConfig, loaded: Target | None) -> ModelInfo:
     """Return the loaded model, or the info from its files."""
     if loaded is not None:
         return loaded
-    info = outline_of(config.model, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template)
+    info = load_model_info(config.model, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template)
     info.template_variables = json.loads(config.chat_template_kwargs or "{}")
     info.device_type = device_class(resolve_device(config.device))
     return info

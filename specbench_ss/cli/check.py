@@ -81,8 +81,8 @@ def _passes(spec: MethodSpec, reference: bool, thorough: bool, alone: bool, time
             raise
         print(f"{spec.label}: {error}")
         return False
-    shapes = ", ".join(dict.fromkeys(subject.shape for subject in kit.subjects))
-    print(f"{spec.label}, test instances: {shapes}")
+    instances = ", ".join(dict.fromkeys(subject.instance for subject in kit.subjects))
+    print(f"{spec.label}, test instances: {instances}")
     seconds, failed = 0.0, dict[str, list[Result]]()  # by the error
     for result in kit.results():
         seconds += result.seconds
@@ -110,7 +110,7 @@ def _failure(problem: str, results: Sequence[Result]) -> str:
     """Return the lines of one failure: of the checks that it stopped, and of the first of them its example."""
     failure = results[0].failure
     assert failure is not None
-    lines = [f"shape    {failure.shape}", f"example  {failure.example}"]
+    lines = [f"instance {failure.instance}", f"example  {failure.example}"]
     if len(results) == 1:
         first, lines = _line(results[0]), [*lines, f"found    {problem}"]
     else:

@@ -23,7 +23,7 @@ from specbench_ss.errors import ServingWarning, UserError, os_reason
 from specbench_ss.models.bundled import DRAFTERS
 from specbench_ss.models.catalog import fetchable, fetchable_model
 from specbench_ss.models.fetch import fetch as fetch_model
-from specbench_ss.models.load import check_template, load_target, outline_of
+from specbench_ss.models.load import check_template, load_model_info, load_target
 from specbench_ss.models.published_drafters import published_drafters, with_published_drafter
 from specbench_ss.models.resolve import available
 from specbench_ss.options import MethodSpec
@@ -125,7 +125,7 @@ def check(
     if note:
         print(note)
     kind, options = registry.method_class(spec.name), registry.method_options(spec)
-    info = outline_of(model, trust_remote_code=trust_remote_code, chat_template=chat_template)
+    info = load_model_info(model, trust_remote_code=trust_remote_code, chat_template=chat_template)
     print(f"model    {_summary(info)}")
     try:
         check_template(info.tokenizer, info.name)
@@ -156,7 +156,7 @@ def convert(
     kind, options = registry.method_class(spec.name), registry.method_options(spec)
     _check_exportable(kind)
     check_empty(out)
-    kind.check(options, outline_of(model, trust_remote_code=trust_remote_code))
+    kind.check(options, load_model_info(model, trust_remote_code=trust_remote_code))
     target = load_target(model, dtype="float32", device="cpu", trust_remote_code=trust_remote_code)
     decoder = kind.load(target, options)
     try:

@@ -15,7 +15,7 @@ from specbench_ss.bench.preflight import suite_request
 from specbench_ss.cli.shared import MODEL, Tasks
 from specbench_ss.conformance.suite_checks import suite_results
 from specbench_ss.errors import printable
-from specbench_ss.models.load import outline_of
+from specbench_ss.models.load import load_model_info
 from specbench_ss.models.resolve import check_model
 from specbench_ss.results.text import pluralize
 from specbench_ss.suite import Question, SuiteData, SuiteRequest
@@ -140,4 +140,4 @@ def _request(
     """Return the suite's name, and the request of a run with this model."""
     plain, source = suite_and_data(name, data)
     check_model(model)
-    return plain, suite_request(listed(tasks), limit, source, outline_of(model))
+    return plain, suite_request(listed(tasks), limit, source, load_model_info(model))

@@ -18,10 +18,10 @@ from specbench_ss.conformance.harness import (
     CLOSE,
     Case,
     Check,
-    Seen,
+    DecodingFailed,
+    StepRecord,
     Subject,
     Trace,
-    Unanswered,
     counts_of,
     off,
     seeded,
@@ -81,17 +81,17 @@ def draft(subject: Subject, case: Case) -> str:
     """Test every draft of an answer."""
     try:
         steps = subject.watch(case).steps
-    except Unanswered as unanswered:  # whether this is why is what is asked
-        steps = unanswered.steps
+    except DecodingFailed as failure:  # the draft may be the cause, which is tested below
+        steps = failure.steps
         if steps and not isinstance(getattr(steps[-1].drafted, "tokens", None), torch.Tensor):
             raise  # the error names the draft already
     for step in steps:
-        if problem := misshapen(step, subject.target.vocab_size):
+        if problem := tree_problem(step, subject.target.vocab_size):
             return f"after {step.ids[len(case.prompt) :]}: {problem}"
     return ""
 
 
-def misshapen(step: Seen, words: int) -> str:
+def tree_problem(step: StepRecord, vocab_size: int) -> str:
     """Return what is wrong with a step's draft; '' for nothing."""
     drafted, kept = step.drafted, step.tree
     tokens = drafted.tokens
@@ -99,19 +99,19 @@ def misshapen(step: Seen, words: int) -> str:
         return f"tokens are {tokens.dtype} {list(tokens.shape)}, not int64 [{len(drafted)}]"
     if int(tokens[0]) != step.root:
         return f"node 0 is {int(tokens[0])}, the root is {step.root}"
-    if not 0 <= int(tokens.min()) <= int(tokens.max()) < words:
-        return f"a vocabulary of {words} tokens has not all of {tokens.tolist()}"
+    if not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+        return f"a vocabulary of {vocab_size} tokens has not all of {tokens.tolist()}"
     if kept is not None and (made_up := {*ways(kept)} - {*ways(drafted)}):
         return f"verified {min(made_up)}, which was not drafted"
-    if kept is not None and step.logits.shape != (len(kept), words):
-        return f"logits {list(step.logits.shape)} for {len(kept)} verified nodes, not [{len(kept)}, {words}]"
-    return "" if drafted.draft_probs is None else undrawn(drafted, drafted.draft_probs, words)
+    if kept is not None and step.logits.shape != (len(kept), vocab_size):
+        return f"logits {list(step.logits.shape)} for {len(kept)} verified nodes, not [{len(kept)}, {vocab_size}]"
+    return "" if drafted.draft_probs is None else draft_probs_problem(drafted, drafted.draft_probs, vocab_size)
 
 
-def undrawn(tree: DraftTree, q: torch.Tensor, words: int) -> str:
+def draft_probs_problem(tree: DraftTree, q: torch.Tensor, vocab_size: int) -> str:
     """Return why the children cannot have been drawn from q; '' where they can."""
-    if q.ndim != 2 or not 0 < len(q) <= len(tree) or q.shape[1] != words:
-        return f"draft_probs {list(q.shape)} for {len(tree)} nodes, not [{len(tree)} or fewer, {words}]"
+    if q.ndim != 2 or not 0 < len(q) <= len(tree) or q.shape[1] != vocab_size:
+        return f"draft_probs {list(q.shape)} for {len(tree)} nodes, not [{len(tree)} or fewer, {vocab_size}]"
     for child, parent in enumerate(tree.topology.parents):
         if parent >= len(q):  # a deterministic candidate
             continue
@@ -144,7 +144,7 @@ def counts(subject: Subject, case: Case) -> str:
     made = trace.generation
     for i, (seen, step) in enumerate(zip(trace.steps, made.steps, strict=True)):
         at, last = f"step {i + 1}", i == len(made.steps) - 1
-        if problem := no_path(seen):
+        if problem := path_problem(seen):
             return f"{at}: {problem}"
         if (
             not 0 <= step.accepted_tokens <= step.verified_nodes <= step.draft_nodes
@@ -159,7 +159,7 @@ def counts(subject: Subject, case: Case) -> str:
     return ""
 
 
-def no_path(seen: Seen) -> str:
+def path_problem(seen: StepRecord) -> str:
     """Return why the accepted nodes are not a path of the verified tree with one token after it; '' where they are."""
     tree, verdict = seen.tree, seen.verdict
     if tree is None or verdict is None:
@@ -442,7 +442,7 @@ def search_space(subject: Subject, case: Case) -> str:
 def metadata(subject: Subject, case: Case) -> str:
     """Test name and options, and the description that goes into the manifest."""
     decoder, again = subject.decoder(), subject.decoder()
-    if problem := unlisted(decoder):
+    if problem := listing_problem(decoder):
         return problem
     first, second = plain(decoder.metadata()), plain(again.metadata())
     if first != second:
@@ -453,7 +453,7 @@ def metadata(subject: Subject, case: Case) -> str:
     return ""
 
 
-def unlisted(decoder: Decoder) -> str:
+def listing_problem(decoder: Decoder) -> str:
     """Return what `ssbench methods` cannot show of the method; '' where it can show everything."""
     kind = type(decoder)
     for name in ("name", "summary"):
@@ -480,7 +480,7 @@ LOOKED_AT = 6  # steps whose logits are compared
 
 
 def lengthy(subject: Subject) -> Iterator[Case]:
-    """Yield one long request; only the first shape is asked it."""
+    """Yield one long request; only the first instance is asked it."""
     if subject.number == 0:
         yield Case(subject.random_prompt(PROMPT), ANSWER, forced=True)
 
@@ -500,7 +500,7 @@ def long(subject: Subject, case: Case) -> str:
     return subject.wrong_token(case.prompt, own.tokens) if subject.exact else ""
 
 
-def _other_steps(first: Sequence[Seen], again: Sequence[Seen]) -> str:
+def _other_steps(first: Sequence[StepRecord], again: Sequence[StepRecord]) -> str:
     """Return in which step the second answer was drafted otherwise than the first; '' for none."""
     for i, (one, two) in enumerate(zip(first, again, strict=False), start=1):
         drafts = [[seen.ids, seen.drafted.tokens.tolist(), seen.drafted.topology.parents] for seen in (one, two)]
@@ -510,7 +510,7 @@ def _other_steps(first: Sequence[Seen], again: Sequence[Seen]) -> str:
     return ""
 
 
-def _wrong_logits(subject: Subject, case: Case, steps: Sequence[Seen]) -> str:
+def _wrong_logits(subject: Subject, case: Case, steps: Sequence[StepRecord]) -> str:
     """Return where the root's logits are not those of a fresh pass; '' for nowhere. Some steps are looked at."""
     for seen in reversed(steps[:: max(1, len(steps) // LOOKED_AT)]):  # the longest first: it shows the others too
         answer = seen.ids[len(case.prompt) :]

@@ -30,7 +30,7 @@ GOES_ON = 0.85  # chance that a forced path goes on to a child
 
 
 @dataclass(slots=True)
-class Seen:
+class StepRecord:
     """One step. ids, lengths and cached are the values before it.
 
     cached: keys and values [layers, 2, kv_heads, len(ids) - 1, head_dim]. drafted: the tree as proposed. tree,
@@ -52,7 +52,7 @@ class Trace:
     """One answer. excess: the most rows that any pass put behind those of the tokens that were decided before it."""
 
     prompt: list[int]
-    steps: list[Seen]
+    steps: list[StepRecord]
     generation: Generation
     excess: int
 
@@ -67,10 +67,10 @@ def counts_of(generation: Generation) -> list[tuple[int, ...]]:
     return [(s.draft_nodes, s.verified_nodes, s.draft_depth, s.accepted_tokens) for s in generation.steps]
 
 
-class Unanswered(Exception):  # noqa: N818
+class DecodingFailed(Exception):  # noqa: N818
     """Raised from the error that ended an answer. steps: what was seen until then."""
 
-    def __init__(self, steps: list[Seen]) -> None:
+    def __init__(self, steps: list[StepRecord]) -> None:
         super().__init__()
         self.steps = steps
 
@@ -80,7 +80,7 @@ def _copied(tree: Any) -> Any:
     return replace(tree, tokens=tree.tokens.clone()) if isinstance(tree, DraftTree) else tree
 
 
-class WatchedCache(Cache):
+class RecordingCache(Cache):
     """Records how many rows are written behind those of the `decided` tokens."""
 
     decided = 0
@@ -99,7 +99,7 @@ class WatchedCache(Cache):
         return torch.stack([torch.stack((k[0, :, :rows], v[0, :, :rows])) for k, v in pairs])
 
 
-class Watched(DecoderWrapper):
+class RecordingDecoder(DecoderWrapper):
     """Wraps another decoder and records everything that goes in and comes out.
 
     forced: accept a path through the draft that depends only on the tokens so far, as might happen at any temperature
@@ -111,7 +111,7 @@ class Watched(DecoderWrapper):
     def __init__(self, inner: Decoder, forced: bool = False) -> None:
         super().__init__(inner)
         self.forced = forced
-        self.steps: list[Seen] = []
+        self.steps: list[StepRecord] = []
 
     def prefill(self, state: DecodeState, ids: Tensor) -> Output:
         _of(state).decided = ids.shape[1]
@@ -123,7 +123,7 @@ class Watched(DecoderWrapper):
         cache.decided = state.position
         before = list(state.ids), root, list(cache.lengths), cache.cached(state.position)
         tree = self.inner.propose(state)
-        self.steps.append(Seen(*before, _copied(tree)))
+        self.steps.append(StepRecord(*before, _copied(tree)))
         return tree
 
     def forward(self, state: DecodeState, tree: DraftTree) -> Output:
@@ -156,16 +156,16 @@ def forced_path(ids: Sequence[int], tree: DraftTree, output: Output) -> VerifyRe
     return VerifyResult(path, [*(drafted[i] for i in path[1:]), token], tree.tokens.new_tensor([token]))
 
 
-def watched_cache(decoder: Decoder, tokens: int) -> WatchedCache:
+def watched_cache(decoder: Decoder, tokens: int) -> RecordingCache:
     """Return a cache for these tokens and the rows that the decoder states."""
     target, rows = decoder.target, decoder.max_tokens_per_step()
-    cache = WatchedCache(target.n_layers, tokens + (rows or 0) + SPARE, joined=not target.is_multi_device)
+    cache = RecordingCache(target.n_layers, tokens + (rows or 0) + SPARE, joined=not target.is_multi_device)
     cache.grows = rows is None
     return cache
 
 
-def _of(state: DecodeState) -> WatchedCache:
-    assert isinstance(state.cache, WatchedCache)
+def _of(state: DecodeState) -> RecordingCache:
+    assert isinstance(state.cache, RecordingCache)
     return state.cache
 
 
@@ -212,22 +212,22 @@ class Untested(Exception):  # noqa: N818
 
 
 class Subject:
-    """One shape of a method on one tiny target: what a check is tested on.
+    """One test instance of a method on one tiny target: what a check is tested on.
 
     own_model: test a method that is not lossless against its own `next_logits`, since others are compared with it.
-    number: the number of the shape, from 0. whole: try the costly cases too.
+    number: the number of the instance, from 0. whole: try the costly cases too.
     """
 
     def __init__(
         self,
-        shape: str,
+        instance: str,
         place: TinyModel,
         make: Callable[[], Decoder],
         own_model: bool = False,
         number: int = 0,
         whole: bool = True,
     ) -> None:
-        self.shape, self.place, self.target = shape, place, place.target
+        self.instance, self.place, self.target = instance, place, place.target
         self.make, self.own_model, self.number, self.whole = make, own_model, number, whole
         self.answers = self.steps = self.longest = 0
         self.untested = dict[str, None]()  # of the check that is tested: cases and positions that it could not test
@@ -236,7 +236,7 @@ class Subject:
 
     def __str__(self) -> str:
         target = self.target
-        return f"{self.shape} on {target.name} ({target.n_layers} layers, {target.vocab_size} words)"
+        return f"{self.instance} on {target.name} ({target.n_layers} layers, {target.vocab_size} tokens)"
 
     def decoder(self) -> Decoder:
         """Make a new decoder, always with the same weights, even where they are drawn at random."""
@@ -261,21 +261,25 @@ class Subject:
         limits = limits or StopParams(case.max_new_tokens)
         if decoder is None and (case, limits) in self._traces:
             return self._traces[case, limits]
-        trace = self.answer(Watched(decoder or self.decoder(), case.forced), case.prompt, limits, case.sampling)
+        trace = self.answer(
+            RecordingDecoder(decoder or self.decoder(), case.forced), case.prompt, limits, case.sampling
+        )
         self.longest = max([self.longest, *(s.accepted_tokens + 1 for s in trace.generation.steps)])
         if decoder is None:
             self._traces[case, limits] = trace
         return trace
 
     @torch.inference_mode()
-    def answer(self, watched: Watched, prompt: Sequence[int], limits: StopParams, sampling: SamplingParams) -> Trace:
-        """Answer one prompt by the loop that every run uses. Raises Unanswered from whatever error ends it."""
+    def answer(
+        self, watched: RecordingDecoder, prompt: Sequence[int], limits: StopParams, sampling: SamplingParams
+    ) -> Trace:
+        """Answer one prompt by the loop that every run uses. Raises DecodingFailed from whatever error ends it."""
         self.restart_time()
         cache = watched_cache(watched, min(watched.target.context_length, len(prompt) + limits.max_new_tokens))
         try:
             generation = DecodeSession(watched, prompt, limits, sampling, cache).run()
         except (Exception, SystemExit) as error:
-            raise Unanswered(watched.steps) from error
+            raise DecodingFailed(watched.steps) from error
         self.answers, self.steps = self.answers + 1, self.steps + len(watched.steps)
         return Trace(list(prompt), watched.steps, generation, cache.excess)
 
@@ -377,10 +381,10 @@ class CheckFailed(AssertionError):  # noqa: N818
     """Raised if a method fails a check. check: its name. problem: what is wrong in the example."""
 
     def __init__(self, check: Check, subject: Subject, example: Case, problem: str) -> None:
-        self.check, self.shape, self.example, self.problem = check.name, str(subject), example, problem
+        self.check, self.instance, self.example, self.problem = check.name, str(subject), example, problem
         super().__init__(
             f"check '{check.name}' failed: {check.text}\n"
-            f"  shape    {subject}\n  example  {example}\n  found    {problem}"
+            f"  instance  {subject}\n  example   {example}\n  found     {problem}"
         )
 
 
@@ -420,5 +424,5 @@ def attempt(check: Check, subject: Subject, case: Case) -> str:
     except (Untested, KeyboardInterrupt, TimeIsOver):
         raise
     except BaseException as error:  # whatever a method may raise
-        raised = error.__cause__ if isinstance(error, Unanswered) and error.__cause__ else error
+        raised = error.__cause__ if isinstance(error, DecodingFailed) and error.__cause__ else error
         return f"{first_line(raised)}{place_of(raised, of_any=True)}"

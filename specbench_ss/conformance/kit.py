@@ -1,6 +1,6 @@
 """Conformance kit: every check on every configuration of a method, on tiny models.
 
-The first shape is tried on every architecture, the others on one each; `thorough` tries all shapes on all of them.
+The first instance is tried on every architecture, the others on one each; `thorough` tries all instances on all.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from specbench_ss.engine.target import Target
 from specbench_ss.errors import PluginError, UserError, known_words, plugin_code
 from specbench_ss.models.tiny import ARCHITECTURES, WHOLE, tiny_target
 
-ORDER = (  # as they are best read: what breaks an early one often breaks later ones too
+ORDER = (  # of the output; later checks build on earlier ones
     "draft", "outputs", "target", "rows", "counts", "cache", "model", "logits", "greedy", "seed", "ends", "context",
     "lengths", "memory", "together", "long", "distribution", "blocks", "search_space", "description",
 )  # fmt: skip
 CHECKS: tuple[Check, ...] = tuple(sorted((*EXACT_CHECKS, *SAMPLING_CHECKS), key=lambda check: ORDER.index(check.name)))
 FEW = ("llama", "opt", "mistral-window")  # rotary and learned positions; a sliding window
 
-SMALL = (7, 11)  # words; the more only for shapes that cannot do with the fewer
+SMALL = (7, 11)  # vocabulary sizes; the larger one only for instances that do not support the smaller one
 
-Shapes = Mapping[str, Callable[[], Decoder]]
-Factory = Callable[[Target], "Decoder | Shapes"]  # a Decoder class is one as well
+Instances = Mapping[str, Callable[[], Decoder]]
+Factory = Callable[[Target], "Decoder | Instances"]  # a Decoder class is one as well
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """The outcome of one check.
 
-    failure: the violation; None if there is none. exempt: why the check does not apply to some or all shapes; '' if it
-    applies to all. tried: number of shapes that were tested in all cases, on all of their models. seconds: time that it
-    took. untested: what could not be tested, by shape; '' if nothing.
+    failure: the violation; None if there is none. exempt: why the check does not apply to some or all instances; '' if
+    it applies to all. tried: number of instances that were tested in all cases, on all of their models. seconds: time
+    that it took. untested: what could not be tested, by instance; '' if nothing.
     """
 
     check: Check
@@ -66,9 +66,9 @@ class Result:
 
 
 class CheckRunner:
-    """Tests one method. left_out: {shape or model: why it cannot be tried}. timeout: seconds of one request.
+    """Tests one method. left_out: {instance or model: why it cannot be tried}. timeout: seconds of one request.
 
-    Raises UserError where the method has no shape for any of the small models, and for an unknown architecture.
+    Raises UserError where the method has no instance for any of the small models, and for an unknown architecture.
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class CheckRunner:
         self.small: list[Subject] = []
         for words in SMALL:
             self.left_out.clear()
-            known = {subject.shape for subject in self.small}
+            known = {subject.instance for subject in self.small}
             found = self._subjects(TinyModel(tiny_target("opt", words, layers=2)))
-            self.small += [subject for subject in found if subject.shape not in known]
+            self.small += [subject for subject in found if subject.instance not in known]
         if not self.small:
             raise UserError(f"nothing to check: {next(iter(self.left_out.values()), 'it has no test instances')}")
         self.large: list[Subject] = []
@@ -102,14 +102,14 @@ class CheckRunner:
         found = list[Subject]()
         try:
             with plugin_code("it has no test instance for a tiny model"):
-                shapes = dict(shapes_of(self.factory, place.target))
+                instances = dict(shapes_of(self.factory, place.target))
         except UserError as error:
             self.left_out[place.target.name] = str(error)
             return found
-        for number, (shape, make) in enumerate(shapes.items()):
-            subject = Subject(shape, place, make, self.own_model, number, self.thorough or number == 0)
+        for number, (instance, make) in enumerate(instances.items()):
+            subject = Subject(instance, place, make, self.own_model, number, self.thorough or number == 0)
             try:
-                with contextlib.suppress(PluginError), plugin_code(shape):  # a check's business
+                with contextlib.suppress(PluginError), plugin_code(instance):  # a check's business
                     subject.decoder()
             except UserError as error:
                 self.left_out[str(subject)] = str(error)
@@ -119,7 +119,7 @@ class CheckRunner:
 
     @cached_property
     def long(self) -> list[Subject]:
-        """Return the first shape on a model with a long context and thousands of words."""
+        """Return the first instance on a model with a long context and thousands of words."""
         found, left_out = list[Subject](), self.left_out
         place = TinyModel(tiny_target("llama", WORDS, layers=2, context=CONTEXT))
         self.left_out = {}  # those of the other models are reported already
@@ -130,11 +130,11 @@ class CheckRunner:
 
     @property
     def subjects(self) -> list[Subject]:
-        """Return every shape on every model that it is tried on."""
+        """Return every instance on every model that it is tried on."""
         return [*self.small, *self.large, *self.__dict__.get("long", ())]
 
     def results(self, wanted: Sequence[Check] = CHECKS) -> Iterator[Result]:
-        """Yield the result of one check after the other. A check ends at the first shape that breaks it.
+        """Yield the result of one check after the other. A check ends at the first instance that breaks it.
 
         Two checks that reach the time limit at the same place are the last: the others would wait there as well.
         """
@@ -154,7 +154,7 @@ class CheckRunner:
     def _result(self, check: Check) -> Result:
         began = time.perf_counter()
         failure, exempt, untested = None, dict[str, None](), dict[str, None]()
-        tried = dict[str, bool]()  # shape -> whether it was tested in all cases so far
+        tried = dict[str, bool]()  # instance -> whether it was tested in all cases so far
         kinds = [kind for kind in ("large", "small", "long") if kind in check.on]
         for subject in (subject for kind in kinds for subject in getattr(self, kind)):
             why = self._exempt(check, subject)
@@ -164,11 +164,11 @@ class CheckRunner:
             subject.untested.clear()
             try:
                 failure = first_failure(check, subject, self.timeout)
-                tried.setdefault(subject.shape, True)
+                tried.setdefault(subject.instance, True)
             except Untested:
-                tried[subject.shape] = False
+                tried[subject.instance] = False
             if subject.untested:
-                untested[f"instance {subject.shape}: {', '.join(subject.untested)}"] = None
+                untested[f"instance {subject.instance}: {', '.join(subject.untested)}"] = None
             if failure:
                 break
         seconds = time.perf_counter() - began
@@ -176,7 +176,7 @@ class CheckRunner:
 
     @staticmethod
     def _exempt(check: Check, subject: Subject) -> str:
-        with contextlib.suppress(UserError), plugin_code(subject.shape):  # which the check itself finds
+        with contextlib.suppress(UserError), plugin_code(subject.instance):  # which the check itself finds
             return check.exempt(subject)
         return ""
 
@@ -192,8 +192,8 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def shapes_of(factory: Factory, target: Target) -> Shapes:
-    """Return the shapes of a factory: a class's `examples`, or the decoder or shapes that a function returns."""
+def shapes_of(factory: Factory, target: Target) -> Instances:
+    """Return the instances of a factory: a class's `examples`, or the decoder or instances that a function returns."""
     if isinstance(factory, type):
         return cast("type[Decoder]", factory).test_instances(target)
     made = factory(target)
@@ -221,8 +221,8 @@ def check_decoder(
     """Test a decoding method by the conformance checks, on tiny random models, on the CPU, in float32.
 
     factory: a Decoder class, all of whose `test_instances(target)` are tested, or a function from a target to a decoder
-    (or to shapes by label, as `test_instances` returns them). own_model: test a method that is not lossless against its
-    own `next_logits`, as a method should be that others are compared with. thorough: try every shape on every
+    (or to instances by label, as `test_instances` returns them). own_model: test a method that is not lossless against
+    its own `next_logits`, as a method should be that others are compared with. thorough: try every instance on every
     architecture. timeout: seconds of one request, after which a trial fails; in the main thread alone. all: try
     every check whatever the result of those before it, instead of raising CheckFailed.
 

@@ -1,8 +1,8 @@
 """Checks of sampled decoding: every token is drawn from the target's distribution.
 
-Each token x of a step is compared with the distribution p [V] of its position, given all tokens before it: its place
-in the cumulative distribution is uniform (Rosenblatt 1952), and it is a drafted token with the sum of their p. The
-evidence is the betting score that a run uses for its own samples (`stats/betting.py`), kept for each position in
+Each token x of a step is compared with the distribution p [V] of its position, given all tokens before it. Its place
+in the cumulative distribution is uniform (Rosenblatt 1952), and P(x is drafted) is the sum of p over drafted tokens.
+The evidence is the betting score that a run uses for its own samples (`stats/betting.py`), kept for each position in
 the draft, so that chance exceeds it with at most the stated probability, wherever counting ends.
 
 Drafts of random weights are seldom accepted, so the acceptance rule is given logits under which drafted tokens are
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from specbench_ss.conformance.exact_checks import REPEATING, not_exact
-from specbench_ss.conformance.harness import Case, Check, Seen, Subject, Trace, Untested, Watched
+from specbench_ss.conformance.harness import Case, Check, RecordingDecoder, StepRecord, Subject, Trace, Untested
 from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.generate import StopParams
 from specbench_ss.engine.sampling import BLOCK, TOKEN, SamplingParams, exponential_race
@@ -117,7 +117,7 @@ NUMBERED = 4  # the first tokens of an answer are tested each by itself
 
 
 def samplings(subject: Subject) -> Iterator[Case]:
-    """Yield requests for each kind of sampling; of a shape that is not tried in full, one of them.
+    """Yield requests for each kind of sampling; of an instance that is not tried in full, one of them.
 
     Any two tokens of the small model follow each other in the prompt, so that methods that look up text find some.
     """
@@ -166,7 +166,7 @@ def of_answers(subject: Subject, case: Case, seeds: range, alpha: float) -> Tall
     """Tally the tokens of one answer a seed, until their p-value is at most alpha."""
     decoder, tallies, known = subject.decoder(), Tallies(seeds[0]), dict[tuple[object, ...], Decision]()
     for seed in seeds:
-        watched = Watched(decoder)
+        watched = RecordingDecoder(decoder)
         sampling = replace(case.sampling, seed=seed)
         trace = subject.answer(watched, case.prompt, StopParams(case.max_new_tokens), sampling)
         subject.logits(case.prompt, trace.tokens[:-1])  # one pass for all of them
@@ -206,7 +206,7 @@ def position(depth: int, drafted: list[int]) -> str:
     return f"depth {min(depth, 14)} of the draft" if drafted else "after all of a draft"
 
 
-def add_draws(tallies: Tallies, seen: Seen) -> None:
+def add_draws(tallies: Tallies, seen: StepRecord) -> None:
     """Tally the sampled tokens of a draft: siblings are drawn from draft_probs of their parent without replacement.
 
     A token that is repeated among siblings stands for one that is missing, where draft_probs has fewer tokens.
@@ -233,7 +233,7 @@ SAMPLED = 3  # times as many for sampled drafts, in which a rule that accepts to
 LEAST_ANSWERS, MOST_ANSWERS = 3, 24
 
 
-class Designed(Watched):
+class Designed(RecordingDecoder):
     """Accepts as the wrapped decoder does, but from logits that make the drafted tokens likely."""
 
     def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:

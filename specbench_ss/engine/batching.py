@@ -104,10 +104,8 @@ def _largest_group(waiting: dict[_RequestStack, Waiting]) -> list[_RequestStack]
     return max(groups.items(), key=lambda group: (group[0] != STEP, len(group[1])))[1]
 
 
-class SharedPasses:
-    """Stand-in for a target's CUDA graphs that runs its layers for all waiting requests."""
-
-    n_captures = 0
+class BatchRunner:
+    """Runs a target's layers for all waiting requests at once."""
 
     def run(
         self,
@@ -139,7 +137,10 @@ class SharedPasses:
         """Empty a cache for a request of `rows` rows, without padding."""
         cache.reserve(rows, most)
 
-    def record_fallback(self, why: str, layer: int, cache: Any) -> None:
+    def evict(self, cache: Cache | None = None) -> None:
+        """Do nothing: there are no graphs."""
+
+    def record_fallback(self, reason: str, layer: int, cache: Any) -> None:
         """Do nothing: without graphs there is no fallback."""
 
 
@@ -176,14 +177,14 @@ class SharedHead:
 @contextmanager
 def shared(targets: Iterable[Target]) -> Iterator[None]:
     """Share the passes of these targets between concurrent requests within the block, without CUDA graphs."""
-    before = [(target, target.graphs, target._head) for target in targets]
+    before = [(target, target.runner, target._head) for target in targets]
     for target, _, head in before:
-        target.graphs, target._head = cast("Any", SharedPasses()), SharedHead(head)
+        target.runner, target._head = BatchRunner(), SharedHead(head)
     try:
         yield
     finally:
-        for target, graphs, head in before:
-            target.graphs, target._head = graphs, head
+        for target, runner, head in before:
+            target.runner, target._head = runner, head
 
 
 EAGER_NOTE = "but eagerly in this run, for concurrent requests"
@@ -199,17 +200,17 @@ def graphs_disabled(target: Target) -> Iterator[None]:
     if target.graphs is None:
         yield
         return
-    before = [(model, model.graphs, model.kernel_summary) for model in (target, *target.derived)]
-    for model, graphs, summary in before:
+    before = [(model, model.runner, model.kernel_summary) for model in (target, *target.derived)]
+    for model, runner, summary in before:
         model.drop_cache()
-        if graphs is not None:
-            model.graphs, model.kernel_summary = None, f"{summary}, {EAGER_NOTE}"
+        if runner is not None:
+            model.runner, model.kernel_summary = None, f"{summary}, {EAGER_NOTE}"
     try:
         yield
     finally:
-        for model, graphs, summary in before:
+        for model, runner, summary in before:
             model.drop_cache()
-            model.graphs, model.kernel_summary = graphs, summary
+            model.runner, model.kernel_summary = runner, summary
         for model in target.derived.difference(model for model, *_ in before):
             model.drop_cache()
             model.inherit_cuda_graphs(target)
@@ -304,5 +305,5 @@ def check_together(decoder: Decoder) -> None:
     decoder.target.require_layer_access("--batch-size")
     if decoder.stateful:
         raise UserError("its state depends on the order of requests, and concurrent ones have none")
-    if decoder.target.graphs is not None:
+    if decoder.target.runner is not None:
         raise UserError("concurrent requests run eagerly; load the model with engine eager")

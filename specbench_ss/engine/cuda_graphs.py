@@ -423,7 +423,8 @@ class CudaGraphRunner:
         Args:
             name: everything but these tensors that the function depends on, as of `run`.
             function: writes only to this cache; a function of tensors otherwise.
-            inputs, dims: tensors, and the dimensions of each that have n rows, which are padded.
+            inputs: tensors.
+            dims: dims[i] are the dimensions of inputs[i] of size n; they are padded.
             n: number of rows. Rows are padded, and outputs [1, n, ..], unless `rows` is given.
             rows: most rows that the function writes to a layer, without padding.
         """

@@ -360,15 +360,15 @@ def drop_caches(decoder: Decoder) -> None:
 
 @contextmanager
 def eager_passes(decoder: Decoder) -> Iterator[None]:
-    """Disable CUDA graphs of the method's models within the block."""
-    before = [(model, model.graphs) for model in models_of([decoder])]
+    """Run passes of the method's models eagerly within the block."""
+    before = [(model, model.runner) for model in models_of([decoder])]
     for model, _ in before:
-        model.graphs = None
+        model.runner = None
     try:
         yield
     finally:
-        for model, graphs in before:
-            model.graphs = graphs
+        for model, runner in before:
+            model.runner = runner
 
 
 def _members(decoder: Decoder) -> Iterator[Any]:

@@ -60,7 +60,7 @@ def replay_steps(target: Target, replay: Replay, by: str) -> None:
     expected = _logits(target)
     problem = "interrupted passes"
     try:
-        runner = target.graphs = CudaGraphRunner(replay)
+        runner = target.runner = CudaGraphRunner(replay)
         equal = all(map(allclose_rows, _logits(target), expected))
         problem = next(iter(runner.fallbacks), "" if equal else "other logits when passes are padded")
     except torch.OutOfMemoryError:
@@ -70,7 +70,7 @@ def replay_steps(target: Target, replay: Replay, by: str) -> None:
     finally:
         target.drop_cache()
         if problem:
-            target.graphs = None
+            target.runner = None
     if problem:
         raise UserError(f"engine graph does not work with {target.name!r}: it has {problem}; use engine eager")
     outside = "".join(f", embedding and LM head outside: {reason}" for reason in set(runner.failed_captures.values()))
@@ -79,8 +79,8 @@ def replay_steps(target: Target, replay: Replay, by: str) -> None:
 
 def replay_draft(draft: Target, target: Target) -> None:
     """Use CUDA graphs for a draft model if the target does and the draft model's layers support them."""
-    if isinstance(target.graphs, CudaGraphRunner) and draft.graphs is None and not draft.no_graph_reason:
-        draft.graphs = target.graphs.of_draft()
+    if target.graphs is not None and draft.runner is None and not draft.no_graph_reason:
+        draft.runner = target.graphs.of_draft()
 
 
 def allclose_rows(actual: Tensor, expected: Tensor) -> bool:

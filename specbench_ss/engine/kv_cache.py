@@ -25,7 +25,7 @@ class Cache:
     joined: allocate all layers as one tensor, so that `compact` takes two operators; a layer with other shapes or on
     another device has its own. Only for caches whose layers are all used.
     grows: more rows than the capacity enlarge the cache (for a method without `max_tokens_per_step`); else an error.
-    spare, block: of a cache that grows, the extra rows and the multiple of its capacity.
+    spare, block: a cache that grows has this many rows more than needed, rounded up to a multiple of `block`.
     """
 
     is_compileable = False

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 from weakref import WeakSet
 
 import torch
@@ -57,12 +57,57 @@ class Output:
     extra: Tensor | None = None
 
 
+class Runner(Protocol):
+    """Runs layers and passes otherwise than at once: as CUDA graphs, or for several requests together.
+
+    The methods are those of `cuda_graphs.CudaGraphRunner`. `run` and `run_pass` return None for what is run at once.
+    """
+
+    def run(
+        self,
+        name: Hashable,
+        layers: Callable[..., tuple[Tensor, ...]],
+        x: Tensor,
+        layer: int,
+        cache: Any,
+        mask: Tensor | None,
+        rotary: Any,
+        pad: bool = True,
+    ) -> tuple[Tensor, ...] | None: ...
+
+    def run_pass(
+        self,
+        name: Hashable,
+        function: Callable[..., tuple[Tensor, ...]],
+        cache: Any,
+        inputs: Sequence[Tensor],
+        dims: Sequence[Sequence[int]],
+        n: int,
+        rows: int = 0,
+    ) -> tuple[Tensor, ...] | None: ...
+
+    def call(
+        self, name: Hashable, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor
+    ) -> tuple[Tensor, ...]: ...
+
+    def reserve(self, cache: Cache, rows: int, most: int = 0, zeroed: bool = False) -> None: ...
+
+    def evict(self, cache: Cache | None = None) -> None: ...
+
+    def record_fallback(self, reason: str, layer: int, cache: Any) -> None: ...
+
+
 def _is_causal_lm(model: Any) -> bool:
     return isinstance(model, torch.nn.Module) and hasattr(model, "config")
 
 
 class Target(ModelInfo):
-    """A Hugging Face decoder-only causal LM, in eval mode, driven layer by layer."""
+    """A Hugging Face decoder-only causal LM, in eval mode, driven layer by layer.
+
+    `prefill` and `forward_tree` run the target. For a method's own passes: `run_pass` runs a function behind the cached
+    rows, `run` the layers of the target with the caller's mask and positions, `run_layers` the layers of a drafter,
+    `run_graphed` a function of tensors that reads no cache. `runner` serves all four.
+    """
 
     def __init__(
         self,
@@ -114,7 +159,7 @@ class Target(ModelInfo):
         self.is_multi_device = len(self.layer_devices) > 1
         self.eos_ids = self._eos_ids()
         self.processors, self.settings_not_applied = processors_of(model, self.eos_ids)
-        self.graphs: CudaGraphRunner | None = None  # None: eager
+        self.runner: Runner | None = None  # None: every pass runs at once, operator by operator
         self.derived: WeakSet[Target] = WeakSet()  # changed models of methods that use this target
         self._root = (
             torch.zeros(1, dtype=torch.int64, device=self.device),
@@ -163,6 +208,11 @@ class Target(ModelInfo):
     def quantised(self) -> str:
         """Return a description of the quantization of linear layers, or ''."""
         return self.quantization.description if self.quantization else ""
+
+    @property
+    def graphs(self) -> CudaGraphRunner | None:
+        """Return the runner if it replays CUDA graphs."""
+        return self.runner if isinstance(self.runner, CudaGraphRunner) else None
 
     @property
     def engine(self) -> str:
@@ -218,7 +268,7 @@ class Target(ModelInfo):
         """Return a target on the same weights with another LM head for inference: states [.., h] -> logits [.., n]."""
         other = copy.copy(self)
         other._head, other._cache, other.derived = head, None, WeakSet()
-        other.graphs = None if self.graphs is None else self.graphs.of_draft()
+        other.runner = self.graphs and self.graphs.of_draft()
         return other
 
     def inherit_cuda_graphs(self, base: Target) -> None:
@@ -229,7 +279,7 @@ class Target(ModelInfo):
             message = f"steps of a changed copy of {self.name!r} run eagerly: its layers "
             warnings.warn(message + self.no_graph_reason, stacklevel=3)
             return
-        self.graphs, self.kernel_summary = base.graphs.of_another(), base.kernel_summary
+        self.runner, self.kernel_summary = base.graphs.of_another(), base.kernel_summary
 
     # -- the layer driver ---------------------------------------------------------------------------------------
 
@@ -246,17 +296,17 @@ class Target(ModelInfo):
             self._cache = self.new_cache(0)
         self._cache.grows = grows
         self._cache.set_limit(None)
-        if self.graphs is None:
+        if self.runner is None:
             self._cache.reserve(capacity, most)
         else:
-            self.graphs.reserve(self._cache, capacity, most)
+            self.runner.reserve(self._cache, capacity, most)
         return self._cache
 
     def drop_cache(self) -> None:
         """Free the target's reusable cache, as after an interrupted request."""
         self._cache = None
-        if self.graphs is not None:
-            self.graphs.evict()
+        if self.runner is not None:
+            self.runner.evict()
 
     def _grow_rotary(self, length: int) -> None:
         assert self.family.rotary is not None
@@ -302,7 +352,7 @@ class Target(ModelInfo):
         """
         if hi == lo:
             return (x,)
-        if self.graphs is None:
+        if self.runner is None:
             return self._layers(lo, hi, wanted, x, cache, mask, rotary)
         return self.run_layers((lo, hi, wanted), partial(self._layers, lo, hi, wanted), x, lo, cache, mask, rotary)
 
@@ -337,14 +387,14 @@ class Target(ModelInfo):
             rotary: cos, sin [1, q, head_dim].
             pad: allow padding rows after those of x.
         """
-        replayed = self.graphs and self.graphs.run(name, layers, x, layer, cache, mask, rotary, pad)
-        return replayed or layers(x, cache, mask, rotary)
+        done = self.runner and self.runner.run(name, layers, x, layer, cache, mask, rotary, pad)
+        return done or layers(x, cache, mask, rotary)
 
     def run_graphed(
         self, name: Hashable, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         """Run a function of tensors alone, by a CUDA graph if enabled (`CudaGraphRunner.call`)."""
-        return function(*inputs) if self.graphs is None else self.graphs.call(name, function, *inputs)
+        return function(*inputs) if self.runner is None else self.runner.call(name, function, *inputs)
 
     def run_pass(
         self,
@@ -361,11 +411,11 @@ class Target(ModelInfo):
 
         longest: largest position, on the host. Other arguments: `CudaGraphRunner.run_pass`.
         """
-        if self.graphs is not None:
+        if self.runner is not None:
             self._reserve_rotary(longest)
             table = 0 if self._rotary is None else len(self._rotary[0])  # it is replaced when it grows
             in_graph = partial(self._in_graph, function)
-            outputs = self.graphs.run_pass((*name, table), in_graph, cache, inputs, dims, n, rows)
+            outputs = self.runner.run_pass((*name, table), in_graph, cache, inputs, dims, n, rows)
             if outputs is not None:
                 return outputs
         return function(EagerPass(self, cache, longest), *inputs)
@@ -381,10 +431,10 @@ class Target(ModelInfo):
 
         With CUDA graphs its memory is zeroed, since padded keys are read: NaN of the last request must not remain.
         """
-        if self.graphs is None:
+        if self.runner is None:
             cache.reserve(rows)
         else:
-            self.graphs.reserve(cache, rows, zeroed=True)
+            self.runner.reserve(cache, rows, zeroed=True)
 
     def _layers(
         self, lo: int, hi: int, wanted: tuple[int, ...], x: Tensor, cache: Any, mask: Tensor | None, rotary: Rotary
@@ -465,11 +515,11 @@ class Target(ModelInfo):
         every: hidden states [1, S, .] at every position.
         """
         q, past = ids.shape[1], cache.get_seq_length()
-        if self.graphs is not None and past and q <= MOST_REPLAYED and not every:  # as of a draft model
+        if self.runner is not None and past and q <= MOST_REPLAYED and not every:  # as of a draft model
             output = self.forward_tree(DraftTree(ids[0], topology_of(tuple(range(-1, q - 1)))), cache, aux_layers)
             cache.commit(q)
-            states = {layer: t[:, -1:] for layer, t in output.hidden_states.items()}
-            return Output(output.logits[:, -1:].clone(), None, states)
+            last = {layer: t[:, -1:] for layer, t in output.hidden_states.items()}
+            return Output(output.logits[:, -1:].clone(), None, last)
         positions = torch.arange(past, past + q, device=self.device)[None]
         mask = self.causal_mask(q, past) if past and q > 1 else None
         x, rotary, wanted = self.embed(ids, positions), self.rotary(positions, past + q), self.inputs_of(aux_layers)

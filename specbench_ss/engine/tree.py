@@ -338,7 +338,7 @@ class TreeTensors:
     """Splits drafted trees of one form into tensors and joins them, since a CUDA graph returns tensors alone."""
 
     def __init__(self) -> None:
-        # of the last tree that was split, since a replay splits none: its topology, or the bound of its depth
+        # topology, or bound of the depth, of the captured tree: a replayed graph returns tensors only
         self.form: TreeTopology | int = 0
 
     def tensors(self, tree: DraftTree) -> tuple[Tensor, ...]:

@@ -105,10 +105,12 @@ def verify_sampled(probs: Tensor | LazyTargetProbs, tree: DraftTree, rng: torch.
     Candidate sampled from q: accept with min(1, p/q), else p := (p - q)+ renormalised, and q(x) := 0 renormalised,
     since siblings are sampled without replacement. If none is left, sample from what remains of p.
 
-    One host synchronisation copies each node's numbers with a token sampled from its row. That is the next token
-    unless it was rejected as a candidate or the candidates were sampled from q; sampling another one is a second
-    synchronisation. There is one more for each sampled candidate after a rejected sibling, and one for each node that
-    `LazyTargetProbs` computes.
+    Host synchronisations:
+
+    - one copies each node's numbers, with a token sampled from its row, which is the next token in most cases;
+    - one samples another next token, if that one was rejected as a candidate or the candidates were sampled from q;
+    - one for each sampled candidate after a rejected sibling;
+    - one for each node that `LazyTargetProbs` computes.
     """
     nodes, children = _node_data(probs, tree, rng), tree.topology.children()
     path, node = [0], 0
@@ -295,7 +297,7 @@ class Candidates:
 def candidates(tree: DraftTree, path: Sequence[int], sampling: SamplingParams) -> Candidates:
     """Return the candidates at each node of an accepted path, without a synchronisation.
 
-    None of a block, whose tokens are not accepted one by one with min(1, p / q).
+    Empty for block verification, which has no acceptance of single tokens.
     """
     if verifies_as_block(tree, sampling):
         return Candidates([0] * len(path))

@@ -218,7 +218,7 @@ def load_into(
     module.load_state_dict({name: t.to("meta") if state[name].is_meta else t for name, t in renamed.items()})
 
 
-def drafter_here(given: str, method: str, base: ModelInfo, companion: str = "") -> Path | None:
+def find_drafter(given: str, method: str, base: ModelInfo, companion: str = "") -> Path | None:
     """Return the drafter's file or folder, by default the one bundled with the base; None for a hub id.
 
     `given` is a path, the name of a bundled drafter (`draft-2m` of the lab) or a hub id OWNER/NAME. companion: method
@@ -243,8 +243,8 @@ def drafter_here(given: str, method: str, base: ModelInfo, companion: str = "") 
 
 
 def drafter_folder(given: str, method: str, base: ModelInfo, companion: str = "") -> Path:
-    """Return the drafter's file or folder as `drafter_here` does; download a hub id."""
-    return drafter_here(given, method, base, companion) or _from_hub(given, method)
+    """Return the drafter's file or folder as `find_drafter` does; download a hub id."""
+    return find_drafter(given, method, base, companion) or _from_hub(given, method)
 
 
 def weights_in(path: Path, method: str, names: Sequence[str] = ()) -> Path:

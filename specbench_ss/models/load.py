@@ -145,7 +145,7 @@ def _odd_factors(n: int) -> torch.Tensor:
 TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken")  # files with a vocabulary
 
 
-def outline_of(model: str, *, trust_remote_code: bool = False, chat_template: str | None = None) -> ModelInfo:
+def load_model_info(model: str, *, trust_remote_code: bool = False, chat_template: str | None = None) -> ModelInfo:
     """Return configuration and tokenizer of a target. Raises UserError if it cannot be loaded.
 
     For a hub id, both are downloaded if they are not in the cache.

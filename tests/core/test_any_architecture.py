@@ -23,7 +23,7 @@ from specbench_ss.methods._shared.fine_tuned import lora_parameters, with_lora
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.medusa.decode import Medusa, MedusaOptions
 from specbench_ss.methods.pld import PromptLookup
-from specbench_ss.models.load import load_target, outline_of
+from specbench_ss.models.load import load_model_info, load_target
 from specbench_ss.models.tiny import WHOLE
 from specbench_ss.results.cost_model import counted
 from tests.architectures import BY_CONFIGURATION, DRIVEN, TRIED, VOCAB, random_model
@@ -142,7 +142,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 def test_a_folder_is_loaded_and_answers(folders: dict[str, str], kind: str) -> None:
     """GPT-J has eager attention alone, which the loader must not ask to be another."""
     target = load_target(folders[kind], device="cpu", dtype="float32")
-    assert outline_of(folders[kind]).context_length == target.context_length == 128
+    assert load_model_info(folders[kind]).context_length == target.context_length == 128
     assert len(generate(Autoregressive(target), PROMPT, StopParams(5), SamplingParams()).tokens) == 5
 
 

@@ -16,7 +16,7 @@ from specbench_ss.cli.main import main
 from specbench_ss.models import bundled
 from specbench_ss.models.bundled import VECTORS_HASH, bundled_drafters, vectors_hash
 from specbench_ss.models.checkpoint import belongs_to, own_fields
-from specbench_ss.models.load import outline_of
+from specbench_ss.models.load import load_model_info
 from specbench_ss.models.resolve import LAB, ORIGIN
 from tests import gguf_made
 
@@ -74,7 +74,7 @@ def final_norm_tuned(name: str, p: torch.Tensor) -> None:
 def test_a_fetched_model_has_its_drafters(fetched: Path) -> None:
     target = load_model(str(fetched))
     assert load_method("medusa", target).name == "medusa"
-    assert target.bundled_drafter("medusa") == outline_of(str(fetched)).bundled_drafter("medusa")
+    assert target.bundled_drafter("medusa") == load_model_info(str(fetched)).bundled_drafter("medusa")
     assert target.bundled_drafter("ss") is None
 
 
@@ -99,7 +99,7 @@ def test_drafters_of_other_weights_are_refused(fetched: Path) -> None:
 def test_the_same_weights_elsewhere_have_them_without_a_warning(
     elsewhere: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    assert outline_of(str(elsewhere)).bundled_drafters == bundled.DRAFTERS / NAME
+    assert load_model_info(str(elsewhere)).bundled_drafters == bundled.DRAFTERS / NAME
     method = load_method("medusa", load_model(str(elsewhere)))
     assert not method.load_warnings and not [w for w in recwarn if "rounding" in str(w.message)]
 
@@ -131,7 +131,7 @@ def test_outputs_of_another_rounding_are_its_own(elsewhere: Path) -> None:
 
 def test_a_tuned_model_has_none_and_refuses_those_that_are_named(elsewhere: Path) -> None:
     other = load_model(str(changed(elsewhere, final_norm_tuned)), dtype="float32", device="cpu")
-    assert outline_of(other.name).bundled_drafters is None
+    assert load_model_info(other.name).bundled_drafters is None
     with pytest.raises(UserError, match="no weights for model"):
         load_method("medusa", other)
     with pytest.raises(UserError, match="trained for another base"):

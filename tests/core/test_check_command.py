@@ -70,7 +70,7 @@ def test_what_is_broken_is_shown_with_its_example_and_fails(capsys: pytest.Captu
     assert main(["check", "hasty"]) == 1
     lines = capsys.readouterr().out.splitlines()
     at = next(i for i, line in enumerate(lines) if line.split()[:2] == ["failed", "greedy"])
-    assert [line.split()[0] for line in lines[at + 1 : at + 4]] == ["shape", "example", "found"]
+    assert [line.split()[0] for line in lines[at + 1 : at + 4]] == ["instance", "example", "found"]
     assert any(line.split()[:2] == ["ok", "description"] for line in lines)
 
 

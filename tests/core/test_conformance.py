@@ -187,7 +187,7 @@ class Remembers(Honest):
 
     def words(self, state: DecodeState) -> list[int]:
         self.seen += state.ids[-1:]
-        return [(sum(self.seen) + i) % self.target.vocab_size for i in range(4)]
+        return [(sum(token * token for token in self.seen) + i) % self.target.vocab_size for i in range(4)]
 
 
 class OneForAll(Honest):
@@ -518,17 +518,17 @@ def test_a_lossy_method_is_exempt_where_it_is_lossy_and_nowhere_else() -> None:
 def test_a_failure_reads_well() -> None:
     with pytest.raises(CheckFailed) as caught:
         check_decoder(AcceptsAnything, architectures=["llama"])
-    first, shape, example, found = str(caught.value).splitlines()
+    first, instance, example, found = str(caught.value).splitlines()
     assert first == "check 'greedy' failed: at temperature 0 every token is the argmax of a fresh pass"
-    assert shape == "  shape    default on tiny llama (4 layers, 11 words)"
-    assert example == "  example  prompt [3, 4, 5, 3, 4, 6, 3, 4, 5, 3, 4], at most 12 new tokens, temperature 0"
-    assert found.startswith("  found    token ")
+    assert instance == "  instance  default on tiny llama (4 layers, 11 tokens)"
+    assert example == "  example   prompt [3, 4, 5, 3, 4, 6, 3, 4, 5, 3, 4], at most 12 new tokens, temperature 0"
+    assert found.startswith("  found     token ")
 
 
-def test_a_shape_of_more_words_is_tested_by_all_checks() -> None:
+def test_an_instance_of_more_words_is_tested_by_all_checks() -> None:
     """Together with one that needs fewer."""
 
-    def shapes(target: Target) -> dict[str, Callable[[], Decoder]]:
+    def instances(target: Target) -> dict[str, Callable[[], Decoder]]:
         def wide() -> Decoder:
             if target.vocab_size < 10:
                 raise UserError("too few words")
@@ -537,8 +537,8 @@ def test_a_shape_of_more_words_is_tested_by_all_checks() -> None:
         return {"plain": lambda: Honest(target), "wide": wide}
 
     with pytest.raises(CheckFailed, match="seeds gave only") as caught:
-        check_decoder(shapes, architectures=["llama"])
-    assert caught.value.shape.startswith("wide on tiny opt (2 layers, 11 words)")
+        check_decoder(instances, architectures=["llama"])
+    assert caught.value.instance.startswith("wide on tiny opt (2 layers, 11 tokens)")
 
 
 def test_what_ends_the_process_fails_a_check() -> None:
@@ -561,13 +561,13 @@ def test_examples_that_fail_are_one_line() -> None:
 
 
 def test_any_factory_will_do() -> None:
-    def shapes(target: Target) -> dict[str, Callable[[], Decoder]]:
+    def instances(target: Target) -> dict[str, Callable[[], Decoder]]:
         return {"narrow": lambda: Honest(target, Options(1)), "broken": lambda: TooManyRows(target)}
 
     few = [check for check in CHECKS if check.name in ("rows", "greedy")]
     check_decoder(lambda target: Honest(target), architectures=["llama"], checks=few)
     with pytest.raises(CheckFailed, match="broken on tiny"):
-        check_decoder(shapes, architectures=["llama"], checks=few)
+        check_decoder(instances, architectures=["llama"], checks=few)
 
 
 def test_a_shape_that_a_model_cannot_have_is_named_and_left_out() -> None:
@@ -577,7 +577,7 @@ def test_a_shape_that_a_model_cannot_have_is_named_and_left_out() -> None:
         return Honest(target)
 
     kit = CheckRunner(lambda t: {"one": lambda: factory(t)}, ["llama", "mistral-window"])
-    assert kit.left_out == {"one on tiny mistral-window (4 layers, 11 words)": "no windows"}
+    assert kit.left_out == {"one on tiny mistral-window (4 layers, 11 tokens)": "no windows"}
     with pytest.raises(UserError, match="nothing to check: no weights"):
         check_decoder(_weightless)
 

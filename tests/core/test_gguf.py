@@ -47,7 +47,7 @@ def test_it_loads_as_the_model_whose_rounded_weights_it_holds(tmp_path: Path, ki
 
 def test_text_becomes_the_tokens_that_the_file_means(written: tuple[Path, Any]) -> None:
     path, _ = written
-    outline, meant = load.outline_of(str(path)), gguf_made.tokenizer_of("smollm")
+    outline, meant = load.load_model_info(str(path)), gguf_made.tokenizer_of("smollm")
     plain = gguf_made.tokenizer_of("gpt-2")
     assert any(plain(text)["input_ids"] != meant(text)["input_ids"] for text in TEXTS)  # or it would show nothing
     for text in TEXTS:
@@ -66,7 +66,7 @@ def test_what_lies_next_to_the_file_is_not_read(tmp_path: Path, written: tuple[P
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         (tmp_path / name).write_text("{}")
     (tmp_path / "chat_template.jinja").write_text("nothing")
-    outline = load.outline_of(str(next_to))
+    outline = load.load_model_info(str(next_to))
     assert outline.tokenizer.chat_template == gguf_made.tokenizer_of().chat_template
     assert outline.tokenizer(TEXTS[0])["input_ids"] == gguf_made.tokenizer_of()(TEXTS[0])["input_ids"]
 
@@ -189,7 +189,7 @@ def test_the_header_is_parsed_once_and_its_long_lists_are_not_read(
     before, dequantize = gguf_made.gguf.GGUFReader, gguf_made.gguf.dequantize
     monkeypatch.setattr(before, "__init__", lambda self, path: [parsed.append(self), init(self, path)][1])
     monkeypatch.setattr("specbench_ss.models.gguf.SHORT", 8)
-    outline = load.outline_of(str(file))
+    outline = load.load_model_info(str(file))
     target = load_model(file, device="cpu", dtype="float32")
     assert len(parsed) == 1 and set(parsed[0].get_field("tokenizer.ggml.tokens").contents()) == {0}
     torch.testing.assert_close(logits(target.model), logits(written[1]), atol=1e-5, rtol=1e-5)
@@ -248,7 +248,7 @@ def test_metadata_of_another_kind_is_refused(written: tuple[Path, Any], tmp_path
         file = tmp_path / "t.gguf"
         file.write_bytes(_patched(written[0].read_bytes(), key, 4, "<I", value))
         with pytest.raises(UserError, match="its num_|is 0 or"):
-            load.outline_of(str(file))
+            load.load_model_info(str(file))
 
 
 def test_it_is_not_kept_in_four_bits(written: tuple[Path, Any]) -> None:

@@ -19,11 +19,14 @@ from transformers import AutoModelForCausalLM
 
 from specbench_ss import registry
 from specbench_ss.engine.architectures import family_of
+from specbench_ss.engine.generate import DecodeSession, StopParams
 from specbench_ss.engine.layers import cpu
 from specbench_ss.engine.layers.fused import FusedBlock, NativeBlock
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.models.tiny import tiny_model, tiny_target
+from specbench_ss.options import MethodSpec
 from tests.tiny import thorough
 
 TYPES = list(cpu.PAIRS)
@@ -209,6 +212,26 @@ def test_a_layer_calls_torch_for_its_outputs_alone(rows: int) -> None:
         with torch.inference_mode(), Operators() as made:
             call()
         assert made.count == 1
+
+
+@available
+@pytest.mark.parametrize(("method", "most"), [("ar", 125), ("medusa", 160), ("ss", 230), ("eagle2", 280)])
+def test_a_step_makes_few_python_calls(method: str, most: int, lab: Target) -> None:
+    """Of the package's own functions: a layer is one native call, and asks nothing that loading decided."""
+    decoder, prompt = registry.load_method(MethodSpec(method), lab), [5, 9, 5, 9, 5, 9, 7, 8]
+    session = DecodeSession(decoder, prompt, StopParams(40), SamplingParams(), lab.new_cache(128))
+    state, _ = session.prefill()
+    calls = 0
+
+    def count(frame: Any, event: str, _: object) -> None:
+        nonlocal calls
+        calls += event == "call" and frame.f_globals.get("__name__", "").startswith("specbench_ss.")
+
+    for number in range(4):
+        sys.setprofile(count if number == 3 else None)
+        session.step(state)
+    sys.setprofile(None)
+    assert 0 < calls <= most
 
 
 @available

@@ -53,7 +53,7 @@ def smollm2() -> Target:
 def half(request: pytest.FixtureRequest) -> Target:
     """Return a model in bfloat16 whose steps are not replayed."""
     target: Target = request.getfixturevalue(request.param)
-    target.graphs = None
+    target.runner = None
     return target
 
 
@@ -182,7 +182,7 @@ FAULTS = (
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_replay_that_is_wrong_is_refused_in_half_precision(deep: Target, fault: Any) -> None:
-    deep.graphs = None
+    deep.runner = None
     with pytest.raises(UserError, match="refused here|other logits"):
         replay_steps(deep, lambda one: fault(deep, Recorded(one)), "calls")
     assert deep.graphs is None

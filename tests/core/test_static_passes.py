@@ -99,10 +99,10 @@ def test_every_method_drafts_and_answers_as_before(
     shapes = list(instances(name, target).items())
     for label, make in shapes if replay is frozen else shapes[:1]:
         decoder = make()
-        decoder.target.graphs = None
+        decoder.target.runner = None
         eager = Seen(decoder, monkeypatch)
         decoder.reset_history()
-        decoder.target.graphs = CudaGraphRunner(replay, WIDTHS)
+        decoder.target.runner = CudaGraphRunner(replay, WIDTHS)
         decoder.target.drop_cache()
         static = Seen(decoder, monkeypatch)
         assert static.answers == eager.answers and static.drafted == eager.drafted, label
@@ -123,7 +123,7 @@ def test_a_padded_pass_gives_the_same_logits_and_the_same_cache(kind: str) -> No
     tree = DraftTree.from_parents(torch.tensor([4, 5, 6, 7, 8]), [-1, 0, 0, 1, 1])
     results = []
     for passes in (None, CudaGraphRunner(run_eagerly, WIDTHS)):
-        target.graphs = passes
+        target.runner = passes
         target.drop_cache()
         cache = target.request_cache(40)
         target.prefill(torch.tensor([PROMPTS[0]]), cache)
@@ -158,7 +158,7 @@ def baked(past: int) -> Callable[..., tuple[torch.Tensor]]:
 @torch.inference_mode()
 def test_what_was_recorded_of_a_drafter_that_is_gone_goes_with_it() -> None:
     target = tiny_target("llama", words=61)
-    passes = target.graphs = CudaGraphRunner(frozen, WIDTHS)
+    passes = target.runner = CudaGraphRunner(frozen, WIDTHS)
     for name, shape in (("medusa", "tree"), ("eagle", "auto"), ("ss", "default"), ("dflash", "default")):
         test_instances = registry.method_class(name).test_instances(target)
         decoder = test_instances.get(shape, next(iter(test_instances.values())))()
@@ -177,7 +177,7 @@ def test_what_was_recorded_of_a_drafter_that_is_gone_goes_with_it() -> None:
 def test_recordings_over_memory_that_a_cache_has_no_longer_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graphs, "BLOCK", 8)
     target = tiny_target("llama", words=61)
-    passes = target.graphs = CudaGraphRunner(run_eagerly, (1, 4))
+    passes = target.runner = CudaGraphRunner(run_eagerly, (1, 4))
     cache = target.request_cache(20, grows=True)
     target.prefill(torch.tensor([PROMPTS[0]]), cache)
     first, capacity = cache.keys[0], cache.capacity
@@ -198,7 +198,7 @@ def passes_of(target: Target) -> CudaGraphRunner:
 @torch.inference_mode()
 def test_a_pass_is_made_once_for_all_steps_of_a_width_and_a_block_of_keys() -> None:
     target = tiny_target("llama", words=61)
-    target.graphs = CudaGraphRunner(run_eagerly, WIDTHS)
+    target.runner = CudaGraphRunner(run_eagerly, WIDTHS)
     decoder = registry.method_class("ar").test_instances(target)["default"]()
     for made, tried in ((1, 2), (1, 2), (1, 2)):  # it is proven twice
         generate(decoder, PROMPTS[0], StopParams(30), SamplingParams())
@@ -208,7 +208,7 @@ def test_a_pass_is_made_once_for_all_steps_of_a_width_and_a_block_of_keys() -> N
 def test_the_table_of_rotary_embeddings_stays_up_to_the_end_of_the_context() -> None:
     """Graphs read it; streams look ahead of the context."""
     target = tiny_target("llama", words=61)
-    target.graphs, table = CudaGraphRunner(run_eagerly), target._rotary
+    target.runner, table = CudaGraphRunner(run_eagerly), target._rotary
     decoder = next(iter(registry.method_class("ss").test_instances(target).values()))()
     found = generate(decoder, [5, 9, 7] * (CONTEXT // 3 - 3), StopParams(40), SamplingParams())
     assert found.finish == "context" and target._rotary is table
@@ -267,7 +267,7 @@ def test_what_cannot_be_recorded_is_run_eagerly_and_not_tried_again() -> None:
             raise RuntimeError("operation not supported\nmore")
         return one
 
-    target.graphs = CudaGraphRunner(of_the_model_alone, WIDTHS)
+    target.runner = CudaGraphRunner(of_the_model_alone, WIDTHS)
     for _ in range(2):
         again = generate(decoder, PROMPTS[0], StopParams(12), SamplingParams())
         assert again.tokens == eager
@@ -278,7 +278,7 @@ def test_what_cannot_be_recorded_is_run_eagerly_and_not_tried_again() -> None:
 @torch.inference_mode()
 def test_a_drafts_passes_are_replayed_and_counted_with_those_of_its_target() -> None:
     target = tiny_target("llama", words=61)
-    passes = target.graphs = CudaGraphRunner(frozen, WIDTHS)
+    passes = target.runner = CudaGraphRunner(frozen, WIDTHS)
     for shape in ("chain", "tree"):
         decoder: Any = registry.method_class("sd").test_instances(target)[shape]()
         before = passes.n_captures
@@ -296,7 +296,7 @@ def test_a_pass_is_made_again_when_the_cache_takes_other_memory() -> None:
     target = tiny_target("llama", words=61)
     decoder = registry.method_class("ar").test_instances(target)["default"]()
     eager = generate(decoder, PROMPTS[0], StopParams(8), SamplingParams()).tokens
-    target.graphs = CudaGraphRunner(run_eagerly, WIDTHS)
+    target.runner = CudaGraphRunner(run_eagerly, WIDTHS)
     for most, made in ((8, 1), (8, 1), (CONTEXT, 2), (8, 2)):  # a longer request takes a larger cache
         assert generate(decoder, PROMPTS[0], StopParams(most), SamplingParams()).tokens[:8] == eager
         assert passes_of(target).n_captures == made
@@ -309,7 +309,7 @@ def test_a_pass_is_made_again_when_the_cache_takes_other_memory() -> None:
 @torch.inference_mode()
 def test_more_rows_than_a_method_states_are_an_error_there_too() -> None:
     target = tiny_target("llama", words=61)
-    target.graphs = CudaGraphRunner(run_eagerly, WIDTHS)
+    target.runner = CudaGraphRunner(run_eagerly, WIDTHS)
     cache = target.request_cache(12)
     target.prefill(torch.tensor([PROMPTS[0]]), cache)
     cache.set_limit(10)
@@ -329,7 +329,7 @@ def test_a_pass_that_cannot_be_replayed_is_counted_by_its_reason_and_gives_the_s
     target = tiny_target("llama", words=61)
     wide, narrow = [DraftTree.from_parents(torch.tensor([4, 5, 6, 7, 8])[:n], [-1, 0, 0, 1, 1][:n]) for n in (5, 3)]
     expected = [target.forward_tree(tree, prompted(target, 600)).logits for tree in (wide, narrow)]
-    target.graphs = CudaGraphRunner(run_eagerly, (1, 4))
+    target.runner = CudaGraphRunner(run_eagerly, (1, 4))
     roomy, tight = prompted(target, 600), prompted(target, 20)
     assert not passes_of(target).fallbacks  # prompts are not steps
     given = [target.forward_tree(wide, roomy).logits, target.forward_tree(narrow, tight).logits]
@@ -352,7 +352,7 @@ def test_passes_that_take_no_rows_in_addition_may_have_more_than_the_widest_of_t
 @torch.inference_mode()
 def test_rows_of_a_pass_that_are_not_finite_stay_in_no_later_one() -> None:
     target = tiny_target("llama", words=61)
-    target.graphs = CudaGraphRunner(run_eagerly, (4,))
+    target.runner = CudaGraphRunner(run_eagerly, (4,))
     cache = prompted(target, 600)
     rows, rotary = torch.randn(1, 3, target.config.hidden_size), target.rotary(torch.arange(8, 11)[None])
     two = (rows[:, :2], 0, target.n_layers, cache, target.causal_mask(2, 8), tuple(part[:, :2] for part in rotary))
@@ -384,7 +384,7 @@ def test_every_form_that_is_declined_has_its_word(change: dict[str, Any], why: s
 def test_streams_that_see_few_tokens_are_counted_step_by_step() -> None:
     """Such a pass never reaches `StaticPasses.run`. The lower layers of the same steps are replayed."""
     target = tiny_target("llama", words=61)
-    target.graphs = CudaGraphRunner(run_eagerly)
+    target.runner = CudaGraphRunner(run_eagerly)
     decoder = registry.method_class("ss").test_instances(target)["top-p"]()
     steps = len(generate(decoder, PROMPTS[0], StopParams(12), SamplingParams()).steps)
     why = "stream_attention_top_p"
@@ -400,7 +400,7 @@ def test_passes_of_a_training_are_not_counted() -> None:
 
 def test_a_run_states_which_passes_were_run_eagerly(tmp_path: Path) -> None:
     target = load_model("lab", dtype="float32")
-    target.graphs = CudaGraphRunner(run_eagerly, (1, 4))
+    target.runner = CudaGraphRunner(run_eagerly, (1, 4))
     found = run(
         "medusa[nodes=6]", model=target, warmup=0, limit=1, tasks="qa", max_new_tokens=8, telemetry=0,
         record_drafts="0", out=tmp_path / "run",
@@ -598,7 +598,7 @@ def test_rows_that_are_kept_by_numbers_on_the_device_are_those_of_the_list(layer
 @torch.inference_mode()
 def test_numbers_that_are_not_finite_stay_in_no_later_request() -> None:
     target = tiny_target("llama", words=61)
-    target.graphs = CudaGraphRunner(run_eagerly, WIDTHS)
+    target.runner = CudaGraphRunner(run_eagerly, WIDTHS)
     decoder = registry.method_class("ar").test_instances(target)["default"]()
     expected = generate(decoder, PROMPTS[0], StopParams(8), SamplingParams()).tokens
     assert target._cache is not None
@@ -621,7 +621,7 @@ def test_a_drafters_numbers_that_are_not_finite_stay_in_no_later_request(
     Which shape drafts does not matter to what is dropped: of those the first is enough.
     """
     target, cached = tiny_target("llama", words=61), 0
-    target.graphs = CudaGraphRunner(run_eagerly, WIDTHS)
+    target.runner = CudaGraphRunner(run_eagerly, WIDTHS)
     shapes = list(registry.method_class(name).test_instances(target).items())
     for label, make in shapes if THOROUGH and not broken_off else shapes[:1]:
         decoder = make()
@@ -645,7 +645,7 @@ def test_an_answer_during_which_a_pass_was_recorded_is_given_again(
 ) -> None:
     """Nothing warms up here. A method that remembers prompts would answer from memory: it is marked instead."""
     target = load_model("lab", dtype="float32")
-    target.graphs = CudaGraphRunner(run_eagerly, WIDTHS)
+    target.runner = CudaGraphRunner(run_eagerly, WIDTHS)
     made: list[str] = []
     own = RequestRunner.answer
 

@@ -12,7 +12,7 @@ import yaml
 from lab import text
 from specbench_ss.cli import tune as tune_work
 from specbench_ss.cli.main import main
-from specbench_ss.models.load import outline_of
+from specbench_ss.models.load import load_model_info
 from specbench_ss.options import MethodSpec
 from specbench_ss.runs.preset import read_preset
 from specbench_ss.suite import Question, Suite, SuiteData, SuiteRequest
@@ -99,7 +99,7 @@ def test_a_suite_without_a_split_of_its_own_lends_its_last_questions_and_states_
 def test_lab_prompts_are_none_that_a_run_asks(suite: str, categories: int) -> None:
     from specbench_ss.registry import load_suite
 
-    asked = tune_work.questions(tune_work.TuneOptions("ss", suite=suite), outline_of("lab"))
+    asked = tune_work.questions(tune_work.TuneOptions("ss", suite=suite), load_model_info("lab"))
     assert len(asked.questions) == 4 * categories
     everything = load_suite(suite).load(SuiteRequest(limit=0, lab=True))
     assert not {q.mark for q in asked.questions} & {q.mark for q in everything.questions}

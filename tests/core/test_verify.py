@@ -60,25 +60,30 @@ def test_greedy_walks_the_parents_and_never_a_padded_path() -> None:
     assert verdict.next_token.tolist() == [2]
 
 
+def always(number: float) -> Any:
+    """Return a stand-in for torch.rand that draws this number."""
+    return lambda size, **_: torch.full((size,) if isinstance(size, int) else size, number)
+
+
 @pytest.mark.parametrize("q", [None, torch.tensor([[0.0, 1.0], [0.5, 0.5]])])
 def test_only_rounding_refuses_a_candidate_that_has_all_the_mass(
     q: torch.Tensor | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     largest = 1 - 2**-24  # of what float32 draws from [0, 1), and what a softmax may leave of one
-    monkeypatch.setattr(torch, "rand", lambda n, **_: torch.full((n,), largest))
+    monkeypatch.setattr(torch, "rand", always(largest))
     p = torch.tensor([[0.0, largest], [0.5, 0.5]])
     tree = DraftTree(torch.tensor([0, 1]), topology_of((-1, 0)), q)
     assert verify_sampled(p, tree, torch.Generator().manual_seed(0)).tokens[0] == 1
 
 
 def test_no_candidate_of_probability_zero_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "rand", lambda n, **_: torch.full((n,), 0.999))
+    monkeypatch.setattr(torch, "rand", always(0.999))
     p = torch.tensor([[0.6, 0.4 + 3e-8, 0.0, 3e-8]] * 5)  # sums to a little more than one
     for drafted in ([0, 1, 2], [0, 1, 3, 2]):  # refused one and all: what stays is the likeliest, not the last
         tree = DraftTree.from_parents(torch.tensor([0, *drafted]), [-1] + [0] * len(drafted))
         assert verify_sampled(p[: len(tree)], tree, torch.Generator().manual_seed(0)).tokens[0] in (1, 3)
     p = torch.tensor([[1 - 2**-24, 5e-8, 0.0, 0.0]] * 4)
-    monkeypatch.setattr(torch, "rand", lambda n, **_: torch.full((n,), 1 - 2**-24))
+    monkeypatch.setattr(torch, "rand", always(1 - 2**-24))
     tree = DraftTree.from_parents(torch.tensor([0, 0, 1, 2]), [-1, 0, 0, 0])
     assert verify_sampled(p, tree, torch.Generator().manual_seed(0)).tokens[0] == 0
 

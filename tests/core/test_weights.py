@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from specbench_ss.errors import UserError
 from specbench_ss.models import load as weight_hash
-from specbench_ss.models.load import hash_weights, load_target, outline_of
+from specbench_ss.models.load import hash_weights, load_model_info, load_target
 from specbench_ss.models.resolve import check_folder
 from specbench_ss.models.tiny import tiny_model, tiny_tokenizer
 from tests.cli import failing
@@ -163,7 +163,7 @@ def test_a_configuration_from_which_no_model_can_be_built(
 ) -> None:
     path = changed(base, tmp_path, "config.json", **{name: value})
     if name == "architectures":
-        outline_of(path)
+        load_model_info(path)
         return
     assert re.search(words, failing(["models", "check", path, "pld"], capsys))
     with pytest.raises(UserError, match=words):
@@ -183,7 +183,7 @@ def test_a_configuration_from_which_no_model_can_be_built(
 def test_a_tokenizer_that_does_not_fit(base: Path, tmp_path: Path, name: str, value: Any, words: str) -> None:
     values = {name: value} if name != "vocab" else {name: value, "merges": []}
     with pytest.raises(UserError, match=words):
-        outline_of(changed(base, tmp_path, "tokenizer.json", **values))
+        load_model_info(changed(base, tmp_path, "tokenizer.json", **values))
 
 
 def test_weights_of_another_shape_are_named(base: Path, tmp_path: Path) -> None:
@@ -206,11 +206,11 @@ def test_names_that_no_file_can_have(name: str, capsys: pytest.CaptureFixture[st
 def test_a_folder_that_may_not_be_read(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.raises(UserError, match="permission denied"):
-        outline_of(str(base))
+        load_model_info(str(base))
 
 
 def test_an_added_token_beyond_the_model_is_refused_where_a_prompt_has_it(base: Path) -> None:
-    info = outline_of(str(base))
+    info = load_model_info(str(base))
     info.tokenizer.chat_template = "{{ messages[0]['content'] }}<new>"
     info.tokenizer.add_tokens(["<new>"])
     with pytest.raises(UserError, match="gives id 61, beyond the 61 of the model"):

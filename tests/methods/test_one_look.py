@@ -122,7 +122,7 @@ def test_no_step_looks_at_the_device_before_it_verifies(
     monkeypatch.setattr(cuda_graphs, "same", lambda *given: True)
     for label, make in shapes(name, target).items():
         decoder = make()
-        passes = decoder.target.graphs = CudaGraphRunner(replay) if replay else None
+        passes = decoder.target.runner = CudaGraphRunner(replay) if replay else None
         if (name, label) in LOOKS:
             with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
                 two_steps(decoder)
@@ -137,7 +137,7 @@ def test_the_same_request_again_is_made_over_the_same_memory(name: str) -> None:
     target = tiny_target("llama", words=61)
     for label, make in instances(name, target).items():
         decoder = make()
-        passes = decoder.target.graphs = CudaGraphRunner(run_eagerly)
+        passes = decoder.target.runner = CudaGraphRunner(run_eagerly)
         seen = []
         for _ in range(3):
             tokens = generate(decoder, PROMPT, StopParams(24), SamplingParams()).tokens

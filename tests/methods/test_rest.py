@@ -35,7 +35,7 @@ from specbench_ss.methods.rest.datastore import (
     retrieve,
 )
 from specbench_ss.methods.rest.decode import REST, RESTOptions, draft_tree
-from specbench_ss.models.load import load_target, outline_of
+from specbench_ss.models.load import load_model_info, load_target
 from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.storage import locked
@@ -364,7 +364,7 @@ def test_the_command_builds_from_text_and_chats(tmp_path: Path, capsys: pytest.C
     command = ["datastore", "build", "--data", str(tmp_path / "a.txt"), "--data", str(tmp_path / "b.jsonl")]
     assert main([*command, "--lab", "3", "--out", str(out)]) == 0
     assert "6 documents" in capsys.readouterr().out
-    lab = outline_of("lab")
+    lab = load_model_info("lab")
     store = open_datastore(out)
     asked = lab.encode_chat(chat["messages"][:1])
     found = retrieve(store, asked, 16, 2, 9, 5)
@@ -414,7 +414,7 @@ def test_the_command_keeps_the_models_own_answers(
 
 
 def test_the_lab_brings_its_own() -> None:
-    lab = outline_of("lab")
+    lab = load_model_info("lab")
     REST.check(RESTOptions(), lab)
     assert REST.open_store(RESTOptions(), lab).advice
     with pytest.raises(UserError, match="use `ssbench datastore build`"):

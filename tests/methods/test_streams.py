@@ -594,14 +594,14 @@ def test_packed_adapters_follow_their_weights(mains: int, keep_mlp: bool) -> Non
     for _ in range(2):
         with torch.inference_mode():
             for block in (t.family.blocks[-1] for t in (target, other)):
-                made, right = (streams.pass_layer(0, block, x, mains, attended, pack) for pack in (torch.float32, None))
+                packed = streams.packed(torch.float32)
+                made, right = (streams.pass_layer(0, block, x, mains, attended, pairs) for pairs in (packed, {}))
                 torch.testing.assert_close(made, right, atol=1e-5, rtol=1e-5)
-                native = streams.native[0][1] if streams.native else None
-                assert (native is None) == (cpu.kernels() is None)
+                assert (streams._native(0, block, x, packed) is None) == (cpu.kernels() is None)
             by_torch = family_of(target.model).blocks[-1]
-            made, right = (streams.pass_layer(0, by_torch, x, mains, attended, pack) for pack in (torch.float32, None))
+            made, right = (streams.pass_layer(0, by_torch, x, mains, attended, pairs) for pairs in (packed, {}))
             torch.testing.assert_close(made, right, atol=1e-5, rtol=1e-5)
-            torch.testing.assert_close(streams.insert(x, 2, torch.float32), streams.insert(x, 2), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(streams.insert(x, 2, packed), streams.insert(x, 2), atol=1e-5, rtol=1e-5)
         with torch.no_grad():
             for weight in (streams.up, streams.init_up):
                 weight.mul_(3)

@@ -22,8 +22,8 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.sd.decode import Retokenizer, TwoModel, TwoModelOptions, added_text, append_text, encode_after
 from specbench_ss.methods.sd.draft import mismatch
-from specbench_ss.models.checkpoint import drafter_here
-from specbench_ss.models.load import outline_of
+from specbench_ss.models.checkpoint import find_drafter
+from specbench_ss.models.load import load_model_info
 from specbench_ss.models.resolve import LAB
 from tests.methods.train.tokenizers_made import made_tokenizer
 from tests.tiny import tiny_model
@@ -143,11 +143,11 @@ def test_half_a_character_is_waited_for() -> None:
 
 
 def test_vocabularies_are_compared_by_what_they_state(lab: Target, other: Path) -> None:
-    assert mismatch(lab, outline_of(str(LAB / "draft"))) == ""
+    assert mismatch(lab, load_model_info(str(LAB / "draft"))) == ""
     usual = lab.vocab_size - len(lab.tokenizer.all_special_ids)
-    stated = mismatch(lab, outline_of(str(other)))
+    stated = mismatch(lab, load_model_info(str(other)))
     assert stated.startswith(f"{usual // 2 * 2} ids have other tokens, id ")
-    wider = outline_of(str(LAB / "draft"))
+    wider = load_model_info(str(LAB / "draft"))
     wider.vocab_size += 64
     assert mismatch(lab, wider) == ""
     renamed = copy.deepcopy(lab.tokenizer)
@@ -186,7 +186,7 @@ def test_pairs_that_do_not_fit_are_one_line_before_anything_is_loaded(lab: Targe
 
 def outline(like: Target, size: int) -> Any:
     """The target's, with fewer tokens."""
-    found = outline_of("lab")
+    found = load_model_info("lab")
     found.vocab_size = size
     return found
 
@@ -194,10 +194,10 @@ def outline(like: Target, size: int) -> Any:
 def test_a_draft_that_ships_is_found_by_its_name(lab: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Next to the lab alone, and a folder of that name that lies here comes first."""
     monkeypatch.chdir(tmp_path)
-    assert drafter_here("draft", "sd", lab) == LAB / "draft"
+    assert find_drafter("draft", "sd", lab) == LAB / "draft"
     with pytest.raises(UserError, match="no such file or folder: drift"):
-        drafter_here("drift", "sd", lab)
+        find_drafter("drift", "sd", lab)
     with pytest.raises(UserError, match="no such file or folder: draft"):
-        drafter_here("draft", "sd", Target(tiny_model("llama")))
+        find_drafter("draft", "sd", Target(tiny_model("llama")))
     (tmp_path / "draft").mkdir()
-    assert drafter_here("draft", "sd", lab) == Path("draft")
+    assert find_drafter("draft", "sd", lab) == Path("draft")

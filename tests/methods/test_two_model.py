@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +17,11 @@ from specbench_ss.engine.decoder import DecodeState
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
+from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.draft_vocabulary import DraftVocabulary
 from specbench_ss.methods._shared.tree_growth import draw
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.sd.decode import TwoModel, TwoModelOptions, draft_chain, random_draft
+from specbench_ss.methods.sd.decode import TwoModel, TwoModelOptions, draft_chain, draft_path, random_draft
 from specbench_ss.methods.sd.draft import Draft
 from tests.methods.assisted import assert_same_steps
 from tests.methods.exactness import p_value
@@ -70,7 +72,7 @@ def test_the_drafts_cache_is_that_of_a_fresh_pass(target: Target, form: Any) -> 
         keep(start, rows)
 
     decoder._draft_tree, decoder.draft.compact = watching, keeping  # type: ignore[method-assign]
-    steps = generate(decoder, PROMPTS[0], StopParams(30), SamplingParams(1.2, seed=3)).steps
+    steps = generate(decoder, PROMPTS[0], StopParams(30), SamplingParams(1.2, seed=4)).steps
     assert len({s.accepted_tokens for s in steps}) > 1
     assert form == "chain" or any(rows != list(range(len(rows))) for rows in kept)  # some were moved
 
@@ -198,3 +200,15 @@ def test_embeddings_of_another_width(width: int, llama: Target) -> None:
     expected = generate(Autoregressive(llama), PROMPTS[0], StopParams(20), SamplingParams()).tokens
     assert generate(decoder, PROMPTS[0], StopParams(20), SamplingParams()).tokens == expected
     generate(decoder, PROMPTS[0], StopParams(20), SamplingParams(1.0, top_k=70))
+
+
+def test_a_fetched_model_is_a_draft_model_by_its_name(
+    llama: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path))
+    options = TwoModelOptions(weights="qwen2.5-coder-0.5b")
+    with pytest.raises(UserError, match="not fetched"):
+        draft_path(options, llama)
+    folder = tmp_path / "models" / options.weights
+    folder.mkdir(parents=True)
+    assert draft_path(options, llama) == folder

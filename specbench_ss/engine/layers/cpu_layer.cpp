@@ -1,6 +1,6 @@
 // Products and decoder layers for few query tokens on x86 CPUs with AVX2 or AVX-512.
 //
-// Compiled for this machine and called from native_cpu.py. Each sum over a row is computed by one thread in one order,
+// Compiled for this machine and called from cpu.py. Each sum over a row is computed by one thread in one order,
 // which does not depend on the number of query tokens or threads, and masked keys add exact zeros. A token therefore
 // gets the same bits whether it is decoded alone or verified in a draft tree.
 //
@@ -141,8 +141,8 @@ struct BF16 {
 constexpr int LINE = 64;  // bytes of a cache line
 constexpr long FAR = 1 << 20;  // bytes of a matrix; prefetching the smaller ones of a small model made one row 3 % slower
 constexpr int PANEL = 2 * L;  // threads take one or two at a time: a thread whose core is busy takes fewer
-constexpr int MOST_TOKENS = 256;  // as `native_cpu.MOST_ROWS`
-constexpr int MOST_HEAD = 1024;  // as `native_cpu.HEAD_SIZE`
+constexpr int MOST_TOKENS = 256;  // as `cpu.MOST_ROWS`
+constexpr int MOST_HEAD = 1024;  // as `cpu.HEAD_SIZE`
 
 // Values of X in memory as float, where float is what is multiplied: one instruction then broadcasts an entry.
 template <class X>
@@ -353,7 +353,7 @@ const typename W::S* panel_of(const void* packed, int k, long panel) {
 
 }  // namespace
 
-// As `native_cpu.Lora`: scale B A x is added to a product in the rows from `first` on. rank 0: nothing is.
+// As `cpu.Lora`: scale B A x is added to a product in the rows from `first` on. rank 0: nothing is.
 struct Lora {
     const void *down, *up;  // A [rank, inputs], B [outputs, rank], packed
     int32_t rank, first;
@@ -444,7 +444,7 @@ class Phase {
 
 }  // namespace
 
-// As `native_cpu.Layer`. Pointers may be null: norm1, head_norm, biases.
+// As `cpu.Layer`. Pointers may be null: norm1, head_norm, biases.
 struct Layer {
     int32_t hidden, heads, kv_heads, d, inner;
     float eps1, eps2, eps_head, scale;

@@ -8,7 +8,7 @@ fused form differs from its modules stays as it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 import torch
@@ -248,17 +248,16 @@ def fuse(block: Block, rotary: tuple[Tensor, Tensor], rope: RopeCache, pack: Pac
     joined = None if rotary[0].is_meta else _joined(block, rotary[0].shape[-1], pack)
     if joined is None:
         return block
-    parts: tuple[Any, ...] = (
-        block.norm1, block.attention, block.norm2, block.mlp, block.parallel, block.cache_argument, block.window,
-    )  # fmt: skip
-    fused, cuda, native = FusedBlock(*parts, joined, rope), _cuda(joined, block.attention), _native(joined, block)
+    parts: dict[str, Any] = {field.name: getattr(block, field.name) for field in fields(Block)}
+    parts |= {"joined": joined, "rope": rope}
+    fused, cuda, native = FusedBlock(**parts), _cuda(joined, block.attention), _native(joined, block)
     if not _equals_modules(block, fused, rotary):
         return block
     form: FusedBlock = fused
     if cuda is not None:
-        form = TritonBlock(*parts, joined, rope, cuda)
+        form = TritonBlock(**parts, cuda=cuda)
     elif native is not None:
-        form = NativeBlock(*parts, joined, rope, native)
+        form = NativeBlock(**parts, native=native)
         form.norm2 = NativeNorm(block.norm2, joined.norm2[1])
     return form if form is fused or _equals_modules(block, form, rotary) else fused
 
