@@ -4,38 +4,27 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import ClassVar
 
 import pandas as pd
 from plotly.graph_objects import Scatter
 
-from specbench_ss.options import REFERENCE, MethodSpec
+from specbench_ss.options import MethodSpec
 from specbench_ss.reports import charts
 from specbench_ss.reports.paper.claims import number_or_none
-from specbench_ss.reports.paper.experiment import (
-    MEASURED,
-    STEP_TIME,
-    TrainingExperiment,
-    config_for,
-    health,
-    machine,
-    measured,
-    overall,
-    records,
-    rows_of,
-    table,
-)
+from specbench_ss.reports.paper.experiment import MEASURED, STEP_TIME, health, machine, rows_of, table
 from specbench_ss.reports.paper.figures import plot
-from specbench_ss.reports.paper.training import write_conversations
+from specbench_ss.reports.paper.training import VariantsExperiment, write_conversations
+from specbench_ss.results.analysis import Results
 from specbench_ss.results.report import Bench, Claim, Grid, Plot, Request, Result, Value
-from specbench_ss.results.summary import SummaryRow
 from specbench_ss.runs.config import RunConfig
+from specbench_ss.training import session
 from specbench_ss.training.loop import LOG
-from specbench_ss.training.session import MultiDrafterTrainer, TogetherOptions, jobs_of, run
 from specbench_ss.training.trainer import TrainConfig
 
 GAMMA, LR = 4, 0.01
@@ -97,7 +86,7 @@ VARIANTS = (
 )
 
 
-class Ablations(TrainingExperiment):
+class Ablations(VariantsExperiment):
     """The value of each part of the streams, one changed at a time, with several seeds.
 
     The papers sweep only the number of MSA layers (figure 11). Here all variants, and Medusa's heads, are trained on
@@ -106,29 +95,31 @@ class Ablations(TrainingExperiment):
 
     name, source = "ablations", "Beyond the papers"
     title = f"streams, one part changed at a time, and Medusa's heads, {NODES} nodes each"
-    trains = True
     uses = ("limit", "device", "dtype", "seed")
-    limit: ClassVar[int] = 2
+    settings = {"suite": "specbench", "limit": 2}
     variants: ClassVar[tuple[Variant, ...]] = VARIANTS
     rows = {v.name: "" for v in VARIANTS}
 
     def configs(self, request: Request) -> dict[str, RunConfig]:
         """Return the run, with a placeholder for the drafters' folders, which exist only after training."""
-        return {"run": self._config(request, [v.decoded(Path("FOLDER")) for v in self.variants[:1]])}
+        return {"run": self.run_of(request, [v.decoded(Path("FOLDER")) for v in self.variants[:1]])}
 
-    def _config(self, request: Request, specs: Sequence[MethodSpec]) -> RunConfig:
-        config = config_for(request, [], suite="specbench", limit=self.limit)
-        return replace(config, methods=(MethodSpec(REFERENCE), *specs))
-
-    def make(self, bench: Bench) -> Result:
-        """Train every variant with every seed, then decode with all of them in one run."""
+    def train(self, bench: Bench) -> list[tuple[MethodSpec, dict[str, Value]]]:
+        """Train every variant with every seed, those with equal steps together."""
         seeds = range(bench.request.seed, bench.request.seed + SEEDS)
-        folders = {key: folder for seed in seeds for key, folder in self._trained(bench, seed)}
-        specs = {(v, seed): v.decoded(folders[v, seed]) for v in self.variants for seed in seeds}
-        run = bench.measure(self._config(bench.request, list(specs.values())), "run")
-        rows = overall(run)
-        found = [_measured(v.name, seed, folders[v, seed], rows[spec.label]) for (v, seed), spec in specs.items()]
-        frame = pd.DataFrame(found, columns=["drafter", "seed", "parameters", *GUESSES, *MEASURED])
+        folders: dict[tuple[Variant, int], Path] = {}
+        for seed, longer in product(seeds, sorted({v.longer for v in self.variants})):
+            same = [v for v in self.variants if v.longer == longer]
+            trained = _train_together([v.drafter for v in same], bench, seed, longer * STEPS)
+            folders |= zip(product(same, [seed]), trained, strict=True)
+        return [
+            (v.decoded(folders[v, seed]), {"drafter": v.name, "seed": seed, **_trained_cells(folders[v, seed])})
+            for v, seed in product(self.variants, seeds)
+        ]
+
+    def show(self, rows: Sequence[dict[str, Value]], run: Results) -> Result:
+        """Show means over the seeds, every training, and τ against relative step time."""
+        frame = pd.DataFrame(rows)
         grids = _summary(frame), _each(frame)
         about = (
             f"ours: {machine(run)}; {STEPS} steps of {ROWS} rows of {LENGTH} tokens with {ANCHORS} anchors a row",
@@ -141,34 +132,33 @@ class Ablations(TrainingExperiment):
         )
         return Result(grids, (_frontier(grids[0]),), notes=(*about, *health(run)))
 
-    def _trained(self, bench: Bench, seed: int) -> Iterator[tuple[tuple[Variant, int], Path]]:
-        """Train the variants of one seed, those with equal steps together, and yield their folders."""
-        data = bench.folder / f"conversations-{seed}.jsonl"
-        write_conversations(data, TALKS, seed)
-        for longer in sorted({v.longer for v in self.variants}):
-            same, steps = [v for v in self.variants if v.longer == longer], longer * STEPS
-            config = TrainConfig(
-                bench.folder / f"seed-{seed}-{steps}",
-                (str(data),),
-                bench.request.model,
-                steps,
-                batch_size=ROWS,
-                length=LENGTH,
-                anchors=ANCHORS,
-                seed=seed,
-                device=bench.request.device,
-                eval_fraction=0.05,
-            )
-            bench.log(f"training with seed {seed}, {steps} steps")
-            drafters = ",".join(v.drafter for v in same)
-            with redirect_stdout(sys.stderr):
-                run(MultiDrafterTrainer, TogetherOptions(drafters), config)
-            yield from (((v, seed), job.folder) for v, job in zip(same, jobs_of(drafters, config), strict=True))
-
     def claims(self, result: Result) -> Sequence[Claim]:
         """Test EMNLP abstract: acceptance with few parameters; app. N.1: f_eta may be the identity. Few seeds each."""
-        summary, seeds = (records(grid) for grid in result.grids[:2])
+        summary, seeds = (grid.records() for grid in result.grids[:2])
         return [*_few_parameters(summary), *_identity(summary, seeds)]
+
+
+def _train_together(drafters: Sequence[str], bench: Bench, seed: int, steps: int) -> list[Path]:
+    """Train drafters on the conversations of a seed as `ssbench train together` does; return their folders."""
+    data = bench.folder / f"conversations-{seed}.jsonl"
+    write_conversations(data, TALKS, seed)
+    config = TrainConfig(
+        bench.folder / f"seed-{seed}-{steps}",
+        (str(data),),
+        bench.request.model,
+        steps,
+        batch_size=ROWS,
+        length=LENGTH,
+        anchors=ANCHORS,
+        seed=seed,
+        device=bench.request.device,
+        eval_fraction=0.05,
+    )
+    bench.log(f"training with seed {seed}, {steps} steps")
+    options = session.TogetherOptions(",".join(drafters))
+    with redirect_stdout(sys.stderr):
+        session.run(session.MultiDrafterTrainer, options, config)
+    return [job.folder for job in session.jobs_of(options.drafters, config)]
 
 
 Rows = Sequence[Mapping[str, Value]]
@@ -205,13 +195,13 @@ def _identity(summary: Rows, seeds: Rows) -> list[Claim]:
     return claims
 
 
-def _measured(name: str, seed: int, folder: Path, row: SummaryRow) -> tuple[Value, ...]:
-    """Return a training's row: parameters, top-1 accuracy of each stream on validation text, results of decoding."""
+def _trained_cells(folder: Path) -> dict[str, Value]:
+    """Return the cells of a training: parameters, and top-1 accuracy of each stream on validation text."""
     trained = json.loads((folder / "config.json").read_text())["trained"]
     log = [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
     last = [line for line in log if line["step"] == trained["steps"] and "validation_accuracy" in line]
     right = last[-1]["validation_accuracy"][:GAMMA] if last else (None,) * GAMMA  # None: no validation at the end
-    return (name, seed, trained["parameters"], *right, *measured(row))
+    return {"parameters": trained["parameters"], **dict(zip(GUESSES, right, strict=True))}
 
 
 def _summary(frame: pd.DataFrame) -> Grid:
@@ -239,7 +229,7 @@ def _frontier(grid: Grid) -> Plot:
     """Plot τ against relative step time, one point per variant, with lines of equal speedup."""
     known = {
         str(row["drafter"]): [(cost, tau)]
-        for row in records(grid)
+        for row in grid.records()
         if (cost := number_or_none(row[STEP_TIME])) and (tau := number_or_none(row["τ"]))
     }
     costs = [cost for ((cost, _),) in known.values()] or [1.0]

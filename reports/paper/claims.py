@@ -24,14 +24,9 @@ def number_or_none(value: Value) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not math.isnan(value) else None
 
 
-def place_of(grid: Grid, title: str) -> int:
-    """Return the index of a column. Raise ValueError if the grid has no such title."""
-    return [c.title for c in grid.columns].index(title)
-
-
 def point(grid: Grid, row: Sequence[Value], title: str) -> Ratio:
     """Return a ratio of a row with its interval, which is in the next column."""
-    at = place_of(grid, title)
+    at = grid.titles.index(title)
     return number_or_none(row[at]), interval_of(row[at + 1])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from specbench_ss.reports.paper.claims import number_or_none, smallest
-from specbench_ss.reports.paper.experiment import CountedExperiment, published, records, table
+from specbench_ss.reports.paper.experiment import CountedExperiment, published, table
 from specbench_ss.reports.paper.figures import LOG, TIMES, bars, lines
 from specbench_ss.reports.paper.meta_drafters import Overhead, added_parameters, all_overheads, meta_target
 from specbench_ss.results.report import Bench, Claim, Grid, Plot, Result, Value
@@ -123,7 +123,7 @@ class _Overheads(CountedExperiment):
 
 def _compared(grid: Grid, title: str) -> dict[str, float]:
     """Return a column's value of each drafter, of our forms only the one that the paper draws."""
-    values = {str(row["drafter"]): number_or_none(row[title]) for row in records(grid)}
+    values = {str(row["drafter"]): number_or_none(row[title]) for row in grid.records()}
     return {k: v for k, v in values.items() if v is not None and (k == OURS or not k.startswith("SS"))}
 
 
@@ -231,7 +231,7 @@ class AppendixC(CountedExperiment):
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """Test the numbers that appendix C prints, and that ten applications' heads outgrow the base."""
-        drafters, bases = (records(grid) for grid in result.grids[:2])
+        drafters, bases = (grid.records() for grid in result.grids[:2])
         rows = {str(row["drafter"]): row for row in drafters}
         sizes = {str(row["the base"]): float(row["GB"] or 0) for row in bases}
         one, ten = (float(rows["Medusa"][title] or 0) for title in ("GB an application", f"GB of {TEN}"))

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from specbench_ss import registry
-from specbench_ss.engine.decoder import Decoder, DecoderWrapper, DecodeState
+from specbench_ss.bench.draft_recording import Recorder
+from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
-from specbench_ss.engine.tree import DraftTree
 from specbench_ss.options import REFERENCE
 from specbench_ss.reports import charts
 from specbench_ss.reports.paper.experiment import (
@@ -20,6 +20,7 @@ from specbench_ss.reports.paper.experiment import (
     config_for,
     missing_for,
     questions,
+    spec_for,
     table,
 )
 from specbench_ss.reports.paper.figures import bars, plot
@@ -34,21 +35,6 @@ LEGEND = (
     f"token stands in {'so'.join(BRACKETS['next'])} and rejected drafts in {'so'.join(BRACKETS['rejected'])}. "
     "gamma = 4, k = 1 as in the paper"
 )
-
-
-class Watched(DecoderWrapper):
-    """A decoder that keeps its drafts: drafts[i] are the tokens drafted for step i."""
-
-    def __init__(self, inner: Decoder) -> None:
-        super().__init__(inner)
-        self.name = inner.name  # type: ignore[misc] # what the loop's messages call it
-        self.drafts: list[list[int]] = []
-
-    def propose(self, state: DecodeState) -> DraftTree:
-        """Draft as the wrapped decoder, and keep the draft."""
-        tree = self.inner.propose(state)
-        self.drafts.append(tree.tokens[1:].tolist())
-        return tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +52,17 @@ class Pass:
 
 def replay(decoder: Decoder, prompt: Sequence[int], limits: StopParams) -> Iterator[Pass]:
     """Yield every pass of a greedy answer. The first begins after prefill's token; counts are after the cut."""
-    watched = Watched(decoder)
-    made = generate(watched, prompt, limits, SamplingParams())
+    recorder = Recorder(decoder)
+    made = generate(recorder, prompt, limits, SamplingParams())
     at = made.prefill_tokens
-    for drafted, step in zip(watched.drafts, made.steps, strict=True):
+    for draft, step in zip(recorder.steps, made.steps, strict=True):
         accepted, end = min(step.accepted_tokens, step.tokens), at + step.tokens
         before, kept, after = (made.tokens[:n] for n in (at, at + accepted, end))
         parts: list[tuple[Mark, list[int], list[int]]] = [
             ("plain", [], before),
             ("accepted", before, kept),
             ("next", kept, after),
-            ("rejected", kept, kept + drafted[accepted:]),
+            ("rejected", kept, kept + draft.tokens[1 + accepted :]),
         ]
         texts = [Span(_added(decoder.target, known, ids), mark) for mark, known, ids in parts if len(ids) > len(known)]
         yield Pass(tuple(texts), accepted, step.tokens)
@@ -100,7 +86,7 @@ class _Replay(PaperExperiment):
         target = bench.target()
         category = questions(bench.request, "apps", self.category, 0)
         question = category[bench.request.seed % len(category)]
-        decoder = registry.load_method(config_for(bench.request, [CHAIN]).methods[1], target)
+        decoder = registry.load_method(spec_for(bench.request, CHAIN), target)
         passes = list(replay(decoder, target.encode_chat(question.messages()), StopParams(128, target.eos_ids)))
         rows = [
             (i, p.text("accepted"), p.text("next"), p.text("rejected"), p.accepted, p.tokens)

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -22,11 +23,12 @@ from specbench_ss.options import REFERENCE, MethodSpec
 from specbench_ss.reports.paper.meta_drafters import MODELS, at_hand
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.checks import worst_first
-from specbench_ss.results.concurrency import at_a_time
+from specbench_ss.results.concurrency import ConcurrencyRow, at_a_time
 from specbench_ss.results.report import Bench, Column, Experiment, Form, Grid, Part, Request, Result, Value
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.results.text import interval
 from specbench_ss.runs.config import RunConfig
+from specbench_ss.stats.intervals import Floats, ratio_interval
 from specbench_ss.suite import Question, SuiteRequest
 
 A100 = "one NVIDIA A100-80G, float16, batch 1"  # EMNLP sec. 3, 2024 sec. 4.1
@@ -53,6 +55,7 @@ TREES = (  # the papers' trees: 4 streams with 3 candidates are 120 nodes, of wh
 )  # fmt: skip
 STEP_TIME = "relative step time"
 MEASURED = {"speedup": "times", "95 % interval": "text", "τ": "number", STEP_TIME: "times", "prompts": "count"}
+Row = Sequence[Value] | Mapping[str, Value]  # cells of a row in the order of the columns, or by title
 
 
 class PaperExperiment(Experiment):
@@ -174,6 +177,11 @@ def config_for(request: Request, methods: Sequence[str], **settings: Any) -> Run
     return RunConfig(methods=specs, limit=limit if request.limit is None else request.limit, **given, **settings)
 
 
+def spec_for(request: Request, method: str) -> MethodSpec:
+    """Return a method, NAME or NAME[option=value], with the user's settings. Raise UserError for an invalid --set."""
+    return config_for(request, [method]).methods[1]
+
+
 def _paper_streams(request: Request, names: Collection[str]) -> tuple[str, ...]:
     """Return the setting that gives `ss` the papers' streams if a model's folder may advise others.
 
@@ -197,14 +205,29 @@ def overall(run: Results) -> dict[str, SummaryRow]:
     return {row.method: row for row in run.overall}
 
 
-def measured(row: SummaryRow) -> tuple[Value, ...]:
+def measured(row: SummaryRow) -> dict[str, Value]:
     """Return the cells of the columns MEASURED."""
-    return (row.speedup, interval_text(row), row.mean_acceptance_length, row.relative_step_time, row.n_prompts)
+    cells = row.speedup, interval_text(row), row.mean_acceptance_length, row.relative_step_time, row.n_prompts
+    return dict(zip(MEASURED, cells, strict=True))
 
 
-def interval_text(row: SummaryRow) -> str | None:
+def interval_text(row: SummaryRow | ConcurrencyRow) -> str | None:
     """Return the speedup's interval as text."""
     return interval(row.speedup_interval) or None
+
+
+def share(
+    own: Sequence[float] | Floats, other: Sequence[float] | Floats, processes: int = 1
+) -> tuple[float | None, str | None]:
+    """Return a sum over steps or questions [n] over another's, with its 95 % interval as text; None without values.
+
+    processes: how many took the times in it, as in `ratio_interval`.
+    """
+    mine, theirs = np.asarray(own, np.float64), np.asarray(other, np.float64)
+    if not len(mine) or not theirs.sum():
+        return None, None
+    around = ratio_interval((mine,), (theirs,), processes)
+    return float(mine.sum() / theirs.sum()), interval(around) or None
 
 
 def machine(run: Results) -> str:
@@ -226,24 +249,24 @@ def health(run: Results) -> list[str]:
 # -- grids --------------------------------------------------------------------------------------------------------
 
 
-def table(name: str, forms: Mapping[str, str], rows: Iterable[Sequence[Value]], caption: str) -> Grid:
-    """Return a grid. forms: {title: form of the column}, with the number of decimals (default 2), as in 'number 4'."""
+def table(name: str, forms: Mapping[str, str], rows: Iterable[Row], caption: str) -> Grid:
+    """Return a grid.
+
+    forms: {title: form of the column}, with the number of decimals (default 2), as in 'number 4'. rows: cells in the
+    order of the columns, or by title.
+    """
     columns = []
     for title, text in forms.items():
         form, _, digits = text.partition(" ")
         columns.append(Column(title, cast(Form, form), int(digits or 2)))
-    return Grid(name, tuple(columns), tuple(tuple(row) for row in rows), caption)
+    ordered = ([row[title] for title in forms] if isinstance(row, Mapping) else row for row in rows)
+    return Grid(name, tuple(columns), tuple(map(tuple, ordered)), caption)
 
 
 def rows_of(frame: pd.DataFrame) -> list[tuple[Value, ...]]:
     """Return the rows of a frame for a grid, with None for missing values."""
     values = frame.astype(object).where(frame.notna(), None)
     return [tuple(row) for row in values.itertuples(index=False)]
-
-
-def records(grid: Grid) -> list[dict[str, Value]]:
-    """Return the rows of a grid by column title."""
-    return [dict(zip((column.title for column in grid.columns), row, strict=True)) for row in grid.rows]
 
 
 # -- published tables ---------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from plotly.graph_objects import Figure
 
 from specbench_ss.reports import charts
 from specbench_ss.reports.paper.claims import number_or_none
-from specbench_ss.reports.paper.experiment import records
 from specbench_ss.results.report import Grid, Plot
 
 Columns = Sequence[str] | Mapping[str, str]  # titles, or {name of a series: title}
@@ -44,7 +43,7 @@ def series_of(grid: Grid, x: str, columns: Columns, by: str = "") -> dict[str, P
     """Return series of a table, {name: points}. Names begin with the value of the column `by`."""
     named = columns if isinstance(columns, Mapping) else dict(zip(columns, columns, strict=True))
     series: dict[str, Points] = {}
-    for row in records(grid):
+    for row in grid.records():
         place = row[x] if x in row else x.format_map(row)
         for name, title in named.items():
             whole = ", ".join(filter(None, (str(row[by]) if by else "", name)))

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specbench_ss import registry
-from specbench_ss.engine.kv_cache import PrefixCache
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.medusa.decode import Medusa
 from specbench_ss.methods.ss.config import SSOptions, StreamConfig
@@ -31,15 +30,15 @@ from specbench_ss.reports.paper.experiment import (
     machine,
     missing_for,
     questions,
-    records,
     rows_of,
+    spec_for,
     table,
 )
 from specbench_ss.reports.paper.figures import LOG, lines, plot
-from specbench_ss.reports.paper.training import lab_text, train_variants
+from specbench_ss.reports.paper.training import How, lab_text, train_variants
 from specbench_ss.results.report import Bench, Claim, Request, Result
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.training.batch import BaseStates, Batch, base_states
+from specbench_ss.training.batch import BaseStates, Batch, KeysFrom, base_states, run_rows
 from specbench_ss.training.loop import Budget, DrafterText
 
 # -- figure 5: similarity with the true states --------------------------------------------------------------------
@@ -150,8 +149,7 @@ class Figure5(PaperExperiment):
 
 def _loaded(kind: type[Any], request: Request, target: Target) -> Any:
     """Return the method with the settings of the request."""
-    spec = config_for(_only(request, kind.name), [kind.name]).methods[1]
-    return registry.load_method(spec, target)
+    return registry.load_method(spec_for(_only(request, kind.name), kind.name), target)
 
 
 def _only(request: Request, method: str) -> Request:
@@ -201,13 +199,9 @@ Loss = Callable[[Batch], Tensor]
 
 def states_with_gradient(target: Target, ids: Tensor, lo: int) -> BaseStates:
     """Run the base over ids [B, T] as `base_states` does, but as part of the graph; layer inputs from lo - 1 on."""
-    t = ids.shape[1]
-    positions = torch.arange(t, device=ids.device)[None]
-    cache = PrefixCache(dict.fromkeys(range(target.n_layers)), mains=t)
-    wanted, rotary = tuple(range(target.n_layers)), target.rotary(positions, t)
-    x, *states = target.run(target.embed(ids, positions), 0, target.n_layers, cache, None, rotary, wanted)
-    aux_states = dict(zip(wanted, states, strict=True))
-    return BaseStates(target.family.norm(x), aux_states, {i: cache.kept[i] for i in range(lo, target.n_layers)})
+    cache = KeysFrom(target.n_layers, lo)
+    x, aux_states = run_rows(target, ids, target.n_layers, cache, None, range(target.n_layers))
+    return BaseStates(target.family.norm(x), aux_states, cache.kept)
 
 
 def lossless_loss(target: Target, trainee: StreamsTrainer) -> Loss:
@@ -275,7 +269,7 @@ class Figure6(TrainingExperiment):
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """Test the caption: at the start, strong gradients reach early and mid-level layers too."""
-        norms = [float(row["shared, at the start"] or 0.0) for row in records(result.grids[0])]
+        norms = [float(row["shared, at the start"] or 0.0) for row in result.grids[0].records()]
         early, most = min(norms[: max(1, len(norms) // 2)]), max(norms)
         found = (
             f"least of the first half of the layers {early:.3g}, largest of all {most:.3g}; {EARLY:.0%} of the largest "
@@ -288,16 +282,17 @@ class Figure6(TrainingExperiment):
 def _states_of_training(bench: Bench, target: Target, text: DrafterText) -> Iterator[tuple[str, nn.Module, Loss]]:
     """Yield the series: name, model whose MLPs get the gradient, and loss."""
     trained = SpeculativeStreaming.load(target, SSOptions()).streams
-    for name, folder, steps in (
-        ("shared, at the start", "shared-start", False),
-        (f"shared, {STEPS} steps", "shared-trained", True),
-    ):
+    stages: tuple[tuple[str, str, How], ...] = (
+        ("shared, at the start", "shared-start", "prepare"),
+        (f"shared, {STEPS} steps", "shared-trained", "train"),
+    )
+    for name, folder, how in stages:
         torch.manual_seed(bench.request.seed)
         shared = SharedTrainer(target, SHARED, lr=2e-3, stream_lr=2e-3)
-        train_variants(bench, target, [shared], text, GRADIENT_BUDGET, folder, steps)
+        train_variants(bench, target, [shared], text, GRADIENT_BUDGET, folder, how)
         yield name, shared.tuned.model, shared_loss(shared)
     lossless = StreamsTrainer(target, trained.config)
-    train_variants(bench, target, [lossless], text, GRADIENT_BUDGET, "lossless-start", steps=False)
+    train_variants(bench, target, [lossless], text, GRADIENT_BUDGET, "lossless-start", "prepare")
     yield "lossless, at the start", target.model, lossless_loss(target, lossless)
     lossless.module = trained
     yield "lossless, trained", target.model, lossless_loss(target, lossless)

@@ -15,16 +15,17 @@ from specbench_ss.reports.paper.experiment import (
     MT_BENCH,
     RunExperiment,
     config_for,
+    interval_text,
     measured,
     missing_for,
     overall,
+    spec_for,
     table,
 )
 from specbench_ss.reports.paper.figures import TIMES, bars, lines, plot
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.concurrency import requests_of
 from specbench_ss.results.report import Claim, Grid, Part, Plot, Request, Result, Value
-from specbench_ss.results.text import interval
 from specbench_ss.runs.config import Load, RunConfig
 from specbench_ss.runs.records import Run
 from specbench_ss.stats.intervals import FEWEST, pairwise
@@ -45,8 +46,7 @@ class Point:
 
     def label(self, request: Request) -> str:
         """Return the method's label in its run, with the user's settings."""
-        config = config_for(request, [self.method])
-        return next((s.label for s in config.methods if s.label != REFERENCE), REFERENCE)
+        return spec_for(request, self.method).label
 
 
 class Sweep(RunExperiment):
@@ -78,7 +78,7 @@ class Sweep(RunExperiment):
 
     def grid(self, points: Sequence[Point], runs: Mapping[str, Results], request: Request) -> Grid:
         found = {name: overall(run) for name, run in runs.items()}
-        rows = [(p.series, p.x, *measured(found[p.run][p.label(request)])) for p in points]
+        rows = [{"series": p.series, self.x_title: p.x, **measured(found[p.run][p.label(request)])} for p in points]
         forms = {"series": "text", self.x_title: "text" if isinstance(points[0].x, str) else "count", **MEASURED}
         return table("speedup", forms, rows, f"{self.source}: {self.title}")
 
@@ -311,19 +311,8 @@ def _rows(series: str, labels: Mapping[int, str], results: Results) -> Iterator[
         }
         ranks = _ranks(results.run, {n: labels[n] for n in measured_rows}, size)
         for n, row in measured_rows.items():
-            around = interval(row.speedup_interval) or None
-            done = row.requests - row.failed
-            yield (
-                series,
-                size,
-                n,
-                row.throughput_ratio,
-                row.speedup,
-                around,
-                row.mean_acceptance_length,
-                done,
-                ranks.get(n),
-            )
+            speeds = row.throughput_ratio, row.speedup, interval_text(row), row.mean_acceptance_length
+            yield (series, size, n, *speeds, row.requests - row.failed, ranks.get(n))
 
 
 def _ranks(run: Run, labels: Mapping[int, str], size: int) -> dict[int, str]:

@@ -27,7 +27,7 @@ from specbench_ss.reports.paper.experiment import (
     model_parts,
     printed_number,
     published,
-    records,
+    share,
     table,
 )
 from specbench_ss.reports.paper.figures import bars
@@ -38,7 +38,7 @@ from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.text import end, interval, interval_of, pluralize
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.records import Run
-from specbench_ss.stats.intervals import FEWEST, Floats, ratio_interval
+from specbench_ss.stats.intervals import Floats
 from specbench_ss.stats.pairs import Pairs
 
 BASELINE, FROZEN = "Baseline", "Frozen base"  # the latter is a separate row if Baseline is a fine-tune
@@ -216,7 +216,7 @@ class RunTable(RunExperiment):
     def _orders(self, grid: Grid) -> Iterator[Claim]:
         """Test the order on the published model that has the most of our methods."""
         ours = grid.columns[2].title
-        shown = [row for row in records(grid) if number_or_none(row[ours]) is not None]
+        shown = [row for row in grid.records() if number_or_none(row[ours]) is not None]
         for task in dict.fromkeys(row[0] for row in grid.rows):
             columns = {
                 title: {str(row["method"]): number_or_none(row[title]) for row in shown if row["task"] == task}
@@ -232,9 +232,7 @@ class RunTable(RunExperiment):
         printed = {(r["task"], r["method"], r["model"]): printed_number(r[metric]) for r in self.printed}
         spread, (title, form) = metric == "speedup", METRICS[metric]
         ours = _by_name(run.rows, tuned)
-        shown = {method: METHODS[method] for method in self.methods}  # row of a task -> the method that it shows
-        if metric == "metric" and tuned:
-            shown = {BASELINE: tuned, FROZEN: REFERENCE} | {m: name for m, name in shown.items() if m != BASELINE}
+        shown = shown_methods(self.methods, tuned if metric == "metric" else "")
         rows: list[tuple[Value, ...]] = []
         for task in dict.fromkeys(r["task"] for r in self.printed):
             for method, name in shown.items():
@@ -257,6 +255,15 @@ class RunTable(RunExperiment):
             yield quality_kept(run, (shared, tuned or run.baseline), other, self.source)
         if shared and draft and "latency_ms" in self.metrics:
             yield against_draft_model(run, (shared, draft), self.source)
+
+
+def shown_methods(rows: Sequence[str], tuned: str) -> dict[str, str]:
+    """Return the method of each row.
+
+    tuned: that of Baseline's fine-tune, if the run has it; then the frozen base has a row of its own.
+    """
+    baseline = {BASELINE: tuned, FROZEN: REFERENCE} if tuned else {}
+    return baseline | {row: METHODS[row] for row in rows if row not in baseline}
 
 
 def _by_name(rows: Sequence[SummaryRow], tuned: str) -> dict[tuple[str, str], SummaryRow]:
@@ -371,7 +378,7 @@ def against_draft_model(run: Run, pair: Pair, source: str) -> Grid:
     for task in run.categories:
         seconds = _by_question(run, pair, task, "wall_s")
         if len(seconds[0]):
-            both = _ratio(*seconds, processes=1), _ratio(*_by_question(run, pair, task, "steps"))
+            both = share(*seconds), share(*_by_question(run, pair, task, "steps"), processes=0)
             rows.append((task, *both[0], *both[1], len(seconds[0])))
     caption = f"{source}: {SHARED} over {DRAFT_MODEL}"
     return Grid(AGAINST, (*columns, Column("questions", "count")), tuple(rows), caption)
@@ -416,14 +423,6 @@ def _by_question(run: Run, pair: Pair, task: str, column: str) -> tuple[Floats, 
     return means[:, 0], means[:, 1]
 
 
-def _ratio(own: Floats, others: Floats, processes: int = 0) -> tuple[float | None, str | None]:
-    """Return the ratio of sums [questions] and its interval as text."""
-    if not len(own) or not others.sum():
-        return None, None
-    around = ratio_interval((own,), (others,), processes) if len(own) >= FEWEST else None
-    return float(own.sum() / others.sum()), interval(around) or None
-
-
 # -- quantised bases: a run for each level -------------------------------------------------------------------------
 
 UNQUANTISED = "FP16"  # in the paper; here the model in the dtype of the run, which its rows name
@@ -466,7 +465,7 @@ class Table4(RunExperiment):
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """Test app. E.5: a quantised base leaves less to gain; speedups of separate runs, without intervals."""
-        rows = {str(row["level"]): row for row in records(result.grids[0]) if row["method"] == SHARED}
+        rows = {str(row["level"]): row for row in result.grids[0].records() if row["method"] == SHARED}
         ours = result.grids[0].columns[2].title
         rows = {level: row for level, row in rows.items() if row[ours] is not None}
         whole = next((level for level in rows if level.startswith(UNQUANTISED)), UNQUANTISED)
@@ -506,24 +505,16 @@ def _missing_at(method: str, level: str, request: Request) -> str:
 
 def _level_rows(runs: Mapping[str, Results], tuned: str) -> Iterator[tuple[Value, ...]]:
     """Yield the rows of every level; of a base that is not quantised, the number format here is named too."""
-    shown = {name: METHODS[name] for name in LEVEL_ROWS}
-    if tuned:
-        shown = {BASELINE: tuned, FROZEN: REFERENCE} | {name: METHODS[name] for name in LEVEL_ROWS[1:]}
     printed = {(row["quantization"], row["method"]): row for row in published("table-4")}
     for level in LEVELS:
         run, title = runs.get(level.lower()), level
         ours = {} if run is None else _by_name(run.overall, tuned)
         if run and level == UNQUANTISED and (dtype := run.manifest["model"]["dtype"]) != "float16":
             title = f"{level} (here: {dtype})"
-        for method, name in shown.items():
+        for method, name in shown_methods(LEVEL_ROWS, tuned).items():
             own, theirs = ours.get((OVERALL, name)), printed.get((level, method), {})
             mine: tuple[Value, ...] = (None,) * 5
             if own is not None:
-                mine = (
-                    own.speedup,
-                    interval_text(own),
-                    own.mean_acceptance_length,
-                    value_of(own, "metric"),
-                    own.n_questions,
-                )
+                tau, quality = own.mean_acceptance_length, value_of(own, "metric")
+                mine = (own.speedup, interval_text(own), tau, quality, own.n_questions)
             yield (title, method, *mine, *(printed_number(theirs.get(name, "")) for name in ("speedup", "metric")))

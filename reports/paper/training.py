@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from specbench_ss import storage
 from specbench_ss.engine.target import Target
-from specbench_ss.results.report import Bench, Request
-from specbench_ss.results.text import interval
-from specbench_ss.stats.intervals import FEWEST, Floats, ratio_interval
+from specbench_ss.options import MethodSpec
+from specbench_ss.reports.paper.experiment import TrainingExperiment, config_for, measured, overall
+from specbench_ss.results.analysis import Results
+from specbench_ss.results.report import Bench, Request, Result, Value
+from specbench_ss.runs.config import RunConfig
+from specbench_ss.stats.intervals import FEWEST
 from specbench_ss.training.batch import BaseStates, Batch
 from specbench_ss.training.data import completion_mask, conversations, pack, render, special_ids, tokenize
 from specbench_ss.training.distributed import DistributedContext
@@ -27,6 +30,7 @@ from specbench_ss.training.session import jobs_of
 from specbench_ss.training.trainer import DrafterTrainer, TrainConfig
 
 ROW = 256  # default length of a packed row in tokens
+How = Literal["train", "prepare", "meter"]
 
 
 def lab_text(target: Target, split: str, talks: int, seed: int = 0, length: int = ROW) -> DrafterText:
@@ -55,24 +59,6 @@ def write_conversations(path: Path, count: int, seed: int = 0) -> None:
             file.write(json.dumps({"messages": messages}).encode() + b"\n")
 
 
-def train_variants(
-    bench: Bench,
-    target: Target,
-    trainees: Sequence[DrafterTrainer],
-    text: Text,
-    budget: Budget,
-    name: str,
-    steps: bool = True,
-) -> None:
-    """Train variants side by side on the same batches, with checkpoints in the folder `name`.
-
-    steps: False prepares them, which sets their scale, and takes no step.
-    """
-    trainer = DrafterLoop(target, trainees, text, budget, bench.folder / name)
-    if steps:
-        trainer.train(bench.log, save_every=20)
-
-
 def new_trainees(drafters: Mapping[str, str], target: Target, bench: Bench) -> list[Any]:
     """Return untrained drafters, {name: as `ssbench train together --drafters` takes it}, under these names."""
     jobs = jobs_of(",".join(drafters.values()), TrainConfig(bench.folder, ()))
@@ -80,6 +66,58 @@ def new_trainees(drafters: Mapping[str, str], target: Target, bench: Bench) -> l
     for trainee, name in zip(trainees, drafters, strict=True):
         trainee.name = name
     return trainees
+
+
+def train_variants(
+    bench: Bench,
+    target: Target,
+    variants: Mapping[str, str] | Sequence[DrafterTrainer],
+    text: Text,
+    budget: Budget,
+    folder: str,
+    how: How = "train",
+) -> MeteredTrainer:
+    """Train variants side by side on the same batches; return their trainer, whose `trainers` are the variants.
+
+    Args:
+        variants: drafters as `new_trainees` takes them, or trainers.
+        folder: name of the folder of the checkpoint, from which an interrupted training is resumed.
+        how: train takes all steps of the budget. prepare takes none; it sets the scale of the variants. meter takes
+            none either; `measure` takes them, in the number format of `ssbench train`.
+    """
+    trainees = new_trainees(variants, target, bench) if isinstance(variants, Mapping) else variants
+    machine = machine_of(target) if how == "meter" else None
+    trainer = MeteredTrainer(target, trainees, text, budget, bench.folder / folder, machine)
+    if how == "train":
+        trainer.train(bench.log, save_every=20)
+    return trainer
+
+
+class VariantsExperiment(TrainingExperiment):
+    """A figure of drafters that are trained here, and then decode the same prompts in one run."""
+
+    trains = True
+    settings: ClassVar[dict[str, Any]]  # of the run; its `limit` is the default
+
+    def run_of(self, request: Request, specs: Sequence[MethodSpec]) -> RunConfig:
+        """Return the run of these methods, the reference first."""
+        config = config_for(replace(request, settings=()), [], **self.settings)
+        return replace(config, methods=(*config.methods, *specs))
+
+    def make(self, bench: Bench) -> Result:
+        """Train all variants, then decode with all of them."""
+        variants = self.train(bench)
+        run = bench.measure(self.run_of(bench.request, [spec for spec, _ in variants]), "run")
+        decoded = overall(run)
+        return self.show([{**cells, **measured(decoded[spec.label])} for spec, cells in variants], run)
+
+    @abstractmethod
+    def train(self, bench: Bench) -> list[tuple[MethodSpec, dict[str, Value]]]:
+        """Train every variant; return the method with its weights, and the cells that the training gives, by title."""
+
+    @abstractmethod
+    def show(self, rows: Sequence[dict[str, Value]], run: Results) -> Result:
+        """Return tables, figures and notes. rows: of each variant, the cells of `train` and those of MEASURED."""
 
 
 # -- metered steps ------------------------------------------------------------------------------------------------
@@ -184,13 +222,6 @@ def measure(trainers: Sequence[MeteredTrainer], steps: int, bench: Bench) -> lis
         for part, amount in trainer.take(peak_bytes).items():
             found[part].peak = amount
     return costs
-
-
-def share(own: Sequence[float] | Floats, other: Sequence[float] | Floats) -> tuple[float, str | None]:
-    """Return the time of the same steps over another drafter's, with its 95 % interval as text."""
-    mine, theirs = np.asarray(own, np.float64), np.asarray(other, np.float64)
-    around = ratio_interval((mine,), (theirs,), processes=1)
-    return float(mine.sum() / theirs.sum()), interval(around) or None
 
 
 def machine_of(target: Target) -> DistributedContext:

@@ -16,23 +16,22 @@ from specbench_ss.engine.target import Target
 from specbench_ss.methods.ss.layers import segment_visibility
 from specbench_ss.reports import charts
 from specbench_ss.reports.palette import COLOURS
-from specbench_ss.reports.paper.claims import NOWHERE, all_of, at_most, place_of, point
-from specbench_ss.reports.paper.experiment import TrainingExperiment, table
+from specbench_ss.reports.paper.claims import NOWHERE, all_of, at_most, point
+from specbench_ss.reports.paper.experiment import TrainingExperiment, share, table
 from specbench_ss.reports.paper.figures import TIMES, bars, plot
 from specbench_ss.reports.paper.meta_drafters import META, flops, meta_target
 from specbench_ss.reports.paper.training import (
     BASE,
     MIB,
     WARMUPS,
-    MeteredTrainer,
     StepCost,
     lab_text,
     machine_note,
     machine_of,
     measure,
     new_trainees,
-    share,
     timed_steps,
+    train_variants,
 )
 from specbench_ss.results.report import Bench, Claim, Grid, Plot, Result, Value
 from specbench_ss.results.text import format_speedup
@@ -99,7 +98,7 @@ class Figure16(TrainingExperiment):
     def claims(self, result: Result) -> Sequence[Claim]:
         """Test app. I and the caption. Peaks are counted from tensors' sizes, so single values decide."""
         grid = result.grids[0]
-        peak, differs = place_of(grid, "peak over naive"), place_of(grid, "loss differs by")
+        peak, differs = (grid.titles.index(title) for title in ("peak over naive", "loss differs by"))
 
         def each(statement: str, rows: Sequence[Cells], test: Callable[[Cells], Claim]) -> Claim:
             tested = [(row, test(row)) for row in rows]
@@ -140,17 +139,16 @@ def _rows_of(length: int, target: Target, text: DrafterText, steps: int, bench: 
 def _forms(target: Target, text: DrafterText, steps: int, bench: Bench) -> dict[str, StepCost]:
     """Measure all forms on rows of one length, by name."""
     length, pad = text.rows.shape[1], special_ids(target.tokenizer)["pad"]
-    cut = {WHOLE: ""} | {f"segments of {length // n}": f",segment={length // n}" for n in PIECES}
+    drafter = f"ss[mode=shared,gamma={GAMMA}%s]"
+    cut = {WHOLE: drafter % ""} | {f"segments of {length // n}": drafter % f",segment={length // n}" for n in PIECES}
     budget = Budget(WARMUPS + steps + 1, rows_per_step=1, anchors_per_row=ANCHORS, ahead=GAMMA, warmup=WARMUPS)
-
-    def trainer(forms: dict[str, str], text: DrafterText, folder: str) -> MeteredTrainer:
-        drafters = {name: f"ss[mode=shared,gamma={GAMMA}{more}]" for name, more in forms.items()}
-        made = new_trainees(drafters, target, bench)
-        return MeteredTrainer(target, made, text, budget, bench.folder / f"{folder}-{length}", machine_of(target))
-
     every = replace(text, answer_mask=lambda row: np.asarray(row != pad))
     bench.log(f"rows of {length} tokens")
-    naive, others = measure([trainer({NAIVE: ""}, every, "naive"), trainer(cut, text, "completion")], steps, bench)
+    trainers = [
+        train_variants(bench, target, {NAIVE: drafter % ""}, every, budget, f"naive-{length}", "meter"),
+        train_variants(bench, target, cut, text, budget, f"completion-{length}", "meter"),
+    ]
+    naive, others = measure(trainers, steps, bench)
     return {NAIVE: naive[NAIVE]} | {name: others[name] for name in cut}
 
 
@@ -294,21 +292,20 @@ class AppendixJ(TrainingExperiment):
 
     def make(self, bench: Bench) -> Result:
         target, steps = bench.target(), timed_steps(bench.request, STEPS)
-        trainees = new_trainees(DRAFTERS, target, bench)
         plain = lab_text(target, "train", TALKS, bench.request.seed, LENGTH)
         text = EveryAnswer(plain.rows, plain.answer_mask, plain.end, plain.seed)
         budget = Budget(WARMUPS + steps + 1, rows_per_step=ROWS, ahead=AHEAD, warmup=WARMUPS)
-        trainer = MeteredTrainer(target, trainees, text, budget, bench.folder / "steps", machine_of(target))
+        trainer = train_variants(bench, target, DRAFTERS, text, budget, "steps", "meter")
         (found,) = measure([trainer], steps, bench)
-        base, rows = np.array(found[BASE].seconds), list[Cells]()
-        own = {t.name: np.array(found[t.name].seconds) for t in trainees}
-        whole = {t.name: own[t.name] + base * t.needs_base for t in trainees}
-        for t in trainees:
+        base = np.array(found[BASE].seconds)
+        own = {t.name: np.array(found[t.name].seconds) for t in trainer.trainers}
+        whole = {t.name: own[t.name] + base * t.needs_base for t in trainer.trainers}
+        rows: list[Cells] = [(BASE, None, float(base.mean()), None, None, None, found[BASE].peak / MIB)]
+        for t in trainer.trainers:
             over, around = share(whole[t.name], whole[MEDUSA])
-            learnt = sum(p.numel() for p in t.module.parameters() if p.requires_grad)
             means = float(own[t.name].mean()), float(whole[t.name].mean())
-            rows.append((t.name, learnt, *means, over, None if t.name == MEDUSA else around, found[t.name].peak / MIB))
-        rows.insert(0, (BASE, None, float(base.mean()), None, None, None, found[BASE].peak / MIB))
+            around = None if t.name == MEDUSA else around
+            rows.append((t.name, t.n_learning, *means, over, around, found[t.name].peak / MIB))
         forms = {
             "drafter": "text", "parameters that learn": "count", "s a step": "number 3", "with the base": "number 3",
             "over Medusa's": "times", "95 % interval": "text", "peak, MiB": "number 0",
@@ -326,7 +323,7 @@ class AppendixJ(TrainingExperiment):
         """Test app. J: comparable with the time for Medusa's heads. Counted, it is open where the shares disagree."""
         steps, counted = result.grids
         of = {row[0]: point(steps, row, "over Medusa's") for row in steps.rows}
-        at = place_of(counted, "over Medusa's")
+        at = counted.titles.index("over Medusa's")
         ratios = [(row[1], float(row[at] or 0)) for row in counted.rows if row[0] == LOSSLESS]
         within = {value <= MOST for _, value in ratios}
         found = ", ".join(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,24 +16,15 @@ from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fine_tuned import lora_parameters, with_lora
 from specbench_ss.methods.ss.train import StreamsTrainer
-from specbench_ss.models.checkpoint import belongs_to, write_checkpoint
-from specbench_ss.options import REFERENCE, MethodSpec
+from specbench_ss.models.checkpoint import belongs_to
+from specbench_ss.options import MethodSpec
 from specbench_ss.reports import charts
 from specbench_ss.reports.paper.claims import all_of, number_or_none, rising
-from specbench_ss.reports.paper.experiment import (
-    MEASURED,
-    TrainingExperiment,
-    config_for,
-    health,
-    machine,
-    measured,
-    overall,
-    records,
-    table,
-)
+from specbench_ss.reports.paper.experiment import MEASURED, TrainingExperiment, health, machine, spec_for, table
 from specbench_ss.reports.paper.figures import PERCENT, lines, plot, series_of
-from specbench_ss.reports.paper.training import lab_text, new_trainees, train_variants
-from specbench_ss.results.report import Bench, Claim, Experiment, Request, Result
+from specbench_ss.reports.paper.training import VariantsExperiment, lab_text, train_variants
+from specbench_ss.results.analysis import Results
+from specbench_ss.results.report import Bench, Claim, Experiment, Request, Result, Value
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.training.batch import Anchors, BaseStates, Batch, additive, base_states, future_labels
 from specbench_ss.training.loop import Budget, DrafterText
@@ -47,6 +38,7 @@ LAYERS_BUDGET = Budget(steps=240, rows_per_step=4, anchors_per_row=64, ahead=GAM
 TALKS, VALIDATION_TALKS, VALIDATION_BATCHES = 3000, 200, 12
 ADVICE = {"k": 3, "n_draft": 8, "n_keep": 16}
 EMBEDDINGS, ROTATION = "stream embeddings", "value rotation"
+LAYERS, GUESSES = "MSA layers", [f"stream {j}" for j in range(1, GAMMA + 1)]  # columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,54 +90,42 @@ def accuracies(target: Target, trainees: Sequence[StreamsTrainer], text: Drafter
     return shares
 
 
-class StreamsByLayers(TrainingExperiment):
+class StreamsByLayers(VariantsExperiment):
     """Streams of several shapes: their accuracy, and the gain of a decoding pass with them."""
 
-    trains = True
     uses = Experiment.uses
     variants: ClassVar[tuple[Shape, ...]]
-    categories: ClassVar[tuple[str, ...]]
-    limit: ClassVar[int]
     notes: ClassVar[tuple[str, ...]]
 
     def configs(self, request: Request) -> dict[str, RunConfig]:
         """Return the run with all methods. The streams' folders are known only once they are trained."""
-        config, given = self._config(request)
-        return {"run": replace(config, methods=(*config.methods, *(v.spec(given) for v in self.variants)))}
+        given = spec_for(request, "ss")
+        return {"run": self.run_of(request, [v.spec(given) for v in self.variants])}
 
-    def _config(self, request: Request) -> tuple[RunConfig, MethodSpec]:
-        """Return the run without streams, and `ss` with the user's options."""
-        config = config_for(request, ["ss"], suite="apps", categories=self.categories, limit=self.limit)
-        given = next(spec for spec in config.methods if spec.name == "ss")
-        return replace(config, methods=(MethodSpec(REFERENCE),)), given
-
-    def make(self, bench: Bench) -> Result:
-        """Train all together, measure accuracy on validation text, then decode."""
-        target, seed = bench.target(), bench.request.seed
+    def train(self, bench: Bench) -> list[tuple[MethodSpec, dict[str, Value]]]:
+        """Train all together, and measure the accuracy of each stream on validation text."""
+        target, seed, given = bench.target(), bench.request.seed, spec_for(bench.request, "ss")
         variants = [v for v in self.variants if v.layers <= target.n_layers]
-        trainees = new_trainees({v.name: v.drafter for v in variants}, target, bench)
-        train_variants(bench, target, trainees, lab_text(target, "train", TALKS, seed), LAYERS_BUDGET, "streams")
+        drafters, text = {v.name: v.drafter for v in variants}, lab_text(target, "train", TALKS, seed)
+        trainees: Any = train_variants(bench, target, drafters, text, LAYERS_BUDGET, "streams").trainers
         shares = accuracies(target, trainees, lab_text(target, "eval", VALIDATION_TALKS, seed))
-        config, given = self._config(bench.request)
-        specs = []
-        for variant, trainee in zip(variants, trainees, strict=True):
-            about = {**belongs_to(target), "advice": ADVICE, "streams": trainee.shape.as_dict()}
+        trained = []
+        for variant, trainee, guesses in zip(variants, trainees, shares, strict=True):
             folder = bench.folder / "streams" / variant.name
-            write_checkpoint(folder, trainee.module, about)
-            specs.append(variant.spec(given, weights=str(folder)))
-        run = bench.measure(replace(config, methods=(*config.methods, *specs)), "run")
-        found = overall(run)
-        rows = []
-        for v, guesses, spec in zip(variants, shares, specs, strict=True):
-            speedup, around, tau, *others = measured(found[spec.label])
-            rows.append((v.series, v.layers, *guesses, tau, speedup, around, *others))
-        streams = [f"stream {j}" for j in range(1, GAMMA + 1)]
-        forms = {"streams": "text", "MSA layers": "count", **dict.fromkeys(streams, "percent 1"), "τ": "number"}
+            trainee.save(folder, {**belongs_to(target), "advice": ADVICE})
+            cells: dict[str, Value] = {"streams": variant.series, LAYERS: variant.layers}
+            cells |= zip(GUESSES, guesses, strict=True)
+            trained.append((variant.spec(given, weights=str(folder)), cells))
+        return trained
+
+    def show(self, rows: Sequence[dict[str, Value]], run: Results) -> Result:
+        """Show accuracies and τ against the number of layers."""
+        forms = {"streams": "text", LAYERS: "count", **dict.fromkeys(GUESSES, "percent 1"), "τ": "number"}
         grid = table("layers", forms | MEASURED, rows, f"{self.source}: {self.title}")
-        x, named = "MSA layers", {"by": "streams", "x_title": "MSA layers, N_s"}
+        named = {"by": "streams", "x_title": f"{LAYERS}, N_s"}
         figures = (
-            lines("tau", f"tokens per step against {x}", grid, x, {"": "τ"}, "τ", **named),
-            lines("accuracy", f"right guesses of each stream against {x}", grid, x, streams,
+            lines("tau", f"tokens per step against {LAYERS}", grid, LAYERS, {"": "τ"}, "τ", **named),
+            lines("accuracy", f"right guesses of each stream against {LAYERS}", grid, LAYERS, GUESSES,
                   "top-1 accuracy, validation text", **named, **PERCENT),
         )  # fmt: skip
         about_run = f"ours: {machine(run)}; streams of {LAYERS_BUDGET.steps} steps on the same batches"
@@ -159,7 +139,7 @@ class Figure11(StreamsByLayers):
     title = "number of MSA layers, lossless streams"
     variants = tuple(Shape(EMBEDDINGS, n) for n in (1, 2, 4, 6, 8))
     rows = {f"{v.series}, N_s = {v.layers}": "" for v in variants}
-    categories, limit = ("sql", "dialogue_summary"), 6
+    settings = {"suite": "apps", "categories": ("sql", "dialogue_summary"), "limit": 6}
     notes = (
         "published: a task's score (SQL exact match, dialogue ROUGE-LSum) of OPT-1.3B in shared mode, over N_s; "
         "the values are drawn, not printed. 2 to 8 layers are called a good trade-off; 4 are used (app. E.2)",
@@ -168,7 +148,7 @@ class Figure11(StreamsByLayers):
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """Test app. E.2; of single trainings, so without intervals. The trade-off with FLOPs is not tested."""
-        by_layers = [(f"N_s = {row['MSA layers']}", number_or_none(row["τ"])) for row in records(result.grids[0])]
+        by_layers = [(f"N_s = {row[LAYERS]}", number_or_none(row["τ"])) for row in result.grids[0].records()]
         return [rising("More MSA layers are better (here: τ in place of the task's score)", by_layers)]
 
 
@@ -179,7 +159,7 @@ class Figure12a(StreamsByLayers):
     title = "value rotation against stream embeddings, lossless streams"
     variants = tuple(Shape(series, n) for series in (EMBEDDINGS, ROTATION) for n in (2, 4, 8))
     rows = {f"{v.series}, N_s = {v.layers}": "" for v in variants}
-    categories, limit = ("dialogue_summary",), 8
+    settings = {"suite": "apps", "categories": ("dialogue_summary",), "limit": 8}
     notes = (
         "published: dialogue ROUGE-LSum of OPT-1.3B in shared mode, over N_s; the values are drawn, not printed. "
         "Rotation tends to score lower; with N_s = 16 it scores higher than embeddings with N_s = 4 (app. E.4)",
@@ -189,8 +169,8 @@ class Figure12a(StreamsByLayers):
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """Test app. E.4; of single trainings, so without intervals."""
-        rows = records(result.grids[0])
-        tau = {(row["streams"], row["MSA layers"]): number_or_none(row["τ"]) for row in rows}
+        rows = result.grids[0].records()
+        tau = {(row["streams"], row[LAYERS]): number_or_none(row["τ"]) for row in rows}
         shared = [n for series, n in tau if series == ROTATION and (EMBEDDINGS, n) in tau]
         pairs = [
             rising("", [(f"rotation, N_s = {n}", tau[ROTATION, n]), ("embeddings", tau[EMBEDDINGS, n])]) for n in shared

@@ -469,7 +469,7 @@ def marked(line: Sequence[Span], colours: bool) -> Text:
 
 def _table(grid: Grid) -> Table:
     left = [column.title for column in grid.columns if column.form == "text"]
-    table = result_table(grid.caption or grid.name, [column.title for column in grid.columns], left)
+    table = result_table(grid.caption or grid.name, grid.titles, left)
     for column in table.columns:
         column.no_wrap = False
     for row in grid.rows:
@@ -484,7 +484,7 @@ def markdown(result: Result, most: int) -> Iterator[str]:
     for grid in result.all_grids():
         rows = [[c.text(v) for v, c in zip(row, grid.columns, strict=True)] for row in grid.rows[:most]]
         left = [c.title for c in grid.columns if c.form == "text"]
-        yield from ("", f"{grid.caption or grid.name}:", "", table([c.title for c in grid.columns], rows, left))
+        yield from ("", f"{grid.caption or grid.name}:", "", table(grid.titles, rows, left))
         if len(grid.rows) > most:
             yield f"These are the first {most} of {len(grid.rows):,} rows."
     if result.notes:
@@ -507,9 +507,7 @@ def write_result(result: Result, about: Mapping[str, Any], folder: Path) -> list
         folder.mkdir(parents=True, exist_ok=True)
         for i, grid in enumerate(result.all_grids()):
             paths.append(folder / (TABLE if i == 0 else f"{grid.name}.csv"))
-            csv.writer(text := io.StringIO(), lineterminator="\n").writerows(
-                [[column.title for column in grid.columns], *grid.rows]
-            )
+            csv.writer(text := io.StringIO(), lineterminator="\n").writerows([grid.titles, *grid.rows])
             storage.write_text(paths[-1], text.getvalue())
         paths.append(folder / RESULT)
         content = json.dumps({**about, **asdict(result)}, indent=1, ensure_ascii=False, default=str)

@@ -92,6 +92,15 @@ class Grid:
             if len(row) != len(self.columns):
                 raise ValueError(f"grid {self.name!r}: a row of {len(row)} values, {len(self.columns)} columns")
 
+    @property
+    def titles(self) -> list[str]:
+        """Return the titles of the columns."""
+        return [column.title for column in self.columns]
+
+    def records(self) -> list[dict[str, Value]]:
+        """Return the rows by column title."""
+        return [dict(zip(self.titles, row, strict=True)) for row in self.rows]
+
 
 @dataclass(frozen=True, slots=True)
 class Plot:

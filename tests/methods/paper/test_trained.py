@@ -19,7 +19,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.reports.paper import ablations
 from specbench_ss.reports.paper import training_figures as figures
 from specbench_ss.reports.paper.ablations import CENTRE, MAPS, MEDUSA, NODES, SMALL, VARIANTS, Ablations, Variant
-from specbench_ss.reports.paper.experiment import table
+from specbench_ss.reports.paper.experiment import spec_for, table
 from specbench_ss.reports.paper.training import new_trainees
 from specbench_ss.reports.paper.training_figures import (
     EMBEDDINGS,
@@ -139,6 +139,11 @@ def test_the_identity_is_like_a_map_that_is_not_ahead_or_behind_with_every_seed(
     assert [claim.verdict for claim in Ablations().claims(Result((parameters, seeds)))] == verdicts
 
 
+def test_cells_by_title_are_put_in_the_order_of_the_columns() -> None:
+    grid = table("grid", {"a": "count", "b": "text"}, [{"b": "x", "more": 2, "a": 1}, (2, "y")], "")
+    assert grid.rows == ((1, "x"), (2, "y")) and grid.records()[1] == {"a": 2, "b": "y"}
+
+
 # -- figures 11 and 12 (a) --------------------------------------------------------------------------------------------
 
 
@@ -192,7 +197,7 @@ def test_what_is_measured_was_trained(
 
 def test_the_users_options_hold_for_every_shape_but_the_weights() -> None:
     request = Request(settings=("ss.n_draft=5", "ss.weights=elsewhere"))
-    config, given = Figure11()._config(request)
+    given = spec_for(request, "ss")
     specs = [v.spec(given, weights="here") for v in Figure11.variants]
     assert all(s.options["n_draft"] == "5" and s.options["weights"] == "here" for s in specs)
     assert [s.options["n_msa_layers"] for s in specs] == ["1", "2", "4", "6", "8"]

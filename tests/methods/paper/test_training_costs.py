@@ -12,16 +12,8 @@ import torch
 
 from specbench_ss.engine.target import Target
 from specbench_ss.reports.paper import training_cost_figures as costs
-from specbench_ss.reports.paper.experiment import table
-from specbench_ss.reports.paper.training import (
-    BASE,
-    MeteredTrainer,
-    measure,
-    new_trainees,
-    peak_bytes,
-    share,
-    timed_steps,
-)
+from specbench_ss.reports.paper.experiment import share, table
+from specbench_ss.reports.paper.training import BASE, MeteredTrainer, measure, new_trainees, peak_bytes, timed_steps
 from specbench_ss.reports.paper.training_cost_figures import (
     COMPLETION,
     FORMS,
