@@ -158,6 +158,7 @@ def servers(view: View) -> Table | None:
         view.method("server"),
         *(Column(name, name, numeric=False) for name in REPORTED),
         Column("τ", "τ", by_counts),
+        Column("relative step time", "step_time", "τ / speedup of the tokens after the first", unit="×"),
         Column(
             "acceptance rate", lambda row: _percent(row["accepted"]), "Accepted / drafted tokens, by the same counts"
         ),
@@ -172,7 +173,8 @@ def _server(entry: Mapping[str, Any], row: SummaryRow) -> dict[str, Any]:
     address, model = found.get("url") or found.get("command"), found.get("model") or about.get("model")
     values = (address, model, software, about.get("tokens"), about.get("acceptance"))
     reported = {name: text or "not reported" for name, text in zip(REPORTED, values, strict=True)}
-    return {"method": row.method, **reported, "τ": row.mean_acceptance_length, "accepted": row.acceptance_rate}
+    measured = {"τ": row.mean_acceptance_length, "step_time": row.relative_step_time, "accepted": row.acceptance_rate}
+    return {"method": row.method, **reported, **measured}
 
 
 def _percent(share: float | None) -> Cell:
@@ -203,6 +205,7 @@ def in_flight(view: View) -> Table | None:
         _wait("latency", "latency"),
         *([Column("goodput", "goodput", f"Requests/s with {limits}"), _SLO] if limits else []),
         Column("τ", "mean_acceptance_length"),
+        Column("relative step time", "relative_step_time", "τ / speedup of the tokens after the first", unit="×"),
         *([_SAME] if any(row.same_output is not None and not row.is_baseline for row in found) else []),
         Column("requests", lambda row: figure(row.requests, 0, small=[f"{row.failed} failed"] if row.failed else [])),
     ]

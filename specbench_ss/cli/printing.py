@@ -434,6 +434,7 @@ def print_concurrency(results: Results, console: Console) -> None:
         widen(console)
         columns = level_columns(results)
         table = result_table(LOADS, _titles(columns))
+        table.padding = (0, 0, 0, 1)  # twelve columns fit into 120 characters
         table.columns[1].min_width = min(16, max(cell_len(row.method) for row in found))
         for load, level in groupby(found, key=lambda row: str(row.load)):
             for i, row in enumerate(level):

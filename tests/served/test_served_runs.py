@@ -99,6 +99,25 @@ def test_a_server_that_takes_half_the_time_is_twice_as_fast(
     assert table["n_mismatch"].sum() == 0 and table.loc["fast", "n_text_differs"] == PROMPTS
 
 
+def test_the_relative_step_time_of_a_server_is_its_tau_over_its_speedup(
+    questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("prometheus_client")
+    clocked(monkeypatch, ticking())
+    with serving(Behaviour(metrics="vllm")) as one, serving(Behaviour(per_chunk=2, drafted=3, metrics="vllm")) as other:
+        made = measured([one, other], ["plain", "drafting"], questions, tmp_path / "run")
+        swapped = measured([other, one], ["drafting", "plain"], questions, tmp_path / "swapped")
+    table = made.summary(all=True).query("task == 'overall'").set_index("method")
+    row = table.loc["drafting"]
+    sums = made.samples.groupby("method")[["decode_s", "step_tokens"]].sum()
+    per_token = sums["decode_s"] / sums["step_tokens"]
+    assert row["decode_speedup"] == pytest.approx(per_token["plain"] / per_token["drafting"]) and per_token.min() > 0
+    assert row["relative_step_time"] == pytest.approx(7 / 4 / row["decode_speedup"])
+    assert table.loc["plain", "relative_step_time"] == 1
+    assert row["speedup"] == pytest.approx(row["decode_speedup"] * row["other_factor"])
+    assert swapped.summary()["relative_step_time"].isna().all()  # the baseline's step yields several tokens
+
+
 def test_the_estimate_after_warm_up_is_the_time_of_equal_answers(
     questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
