@@ -9,7 +9,7 @@ from typing import Any
 from specbench_ss.reports import charts
 from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Table, View, figure, plain
 from specbench_ss.results import ranking
-from specbench_ss.results.concurrency import ConcurrencyRow, limits_text
+from specbench_ss.results.concurrency import ConcurrencyRow, kv_caches, limits_text
 from specbench_ss.results.cost_model import MachineRow, points, roof_of
 from specbench_ss.results.draft_schedule import ScheduleEntry
 from specbench_ss.results.summary import SummaryRow
@@ -153,6 +153,7 @@ def servers(view: View) -> Table | None:
     """Return a row for each server; None for a run of methods in this process."""
     if not view.served:
         return None
+    caches = kv_caches(view.run.manifest)
     by_counts = "Tokens after the first / steps, by the server's counts of drafts and accepted tokens"
     columns = [
         view.method("server"),
@@ -162,6 +163,7 @@ def servers(view: View) -> Table | None:
         Column(
             "acceptance rate", lambda row: _percent(row["accepted"]), "Accepted / drafted tokens, by the same counts"
         ),
+        Column("KV cache", lambda row: Cell(*caches[row["method"]]), "Tokens, and requests of the longest context"),
     ]
     rows = [_server(entry, view.overall[entry["label"]]) for entry in view.run.manifest["methods"]]
     return Table.of("servers", columns, rows, "Properties that the servers report", notes=[MEASURED])

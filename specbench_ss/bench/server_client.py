@@ -441,6 +441,7 @@ class Server:
         self.fields: Mapping[str, Any] = {}  # of every request, in addition to the decoding parameters
         self.listed = 200  # status of the first request for its models
         self.no_counters = "" if find_spec("prometheus_client") else NEEDS  # reason why its counters are not read
+        self.metrics = ""  # last page of its counters
         self._missed = 0  # readings of its counters that failed
         self.tokenize: Callable[[str], int] | None = None  # counts tokens that the server does not count
         parts = urlsplit(url)
@@ -497,8 +498,8 @@ class Server:
             self._missed += 1
             self.no_counters = str(e) if self._missed > LAGS else ""
             return None
-        text = page.content.decode(errors="replace")
-        counters = read_metrics(text, self.model) if page.status_code == 200 else "it has no /metrics"
+        self.metrics = page.content.decode(errors="replace") if page.status_code == 200 else ""
+        counters = read_metrics(self.metrics, self.model) if page.status_code == 200 else "it has no /metrics"
         if isinstance(counters, str):
             self.no_counters = counters
             return None

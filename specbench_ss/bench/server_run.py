@@ -42,6 +42,7 @@ from specbench_ss.bench.server_client import (
     shown,
 )
 from specbench_ss.bench.server_counts import NEUTRAL, Reading, SpecCounts, spec_request
+from specbench_ss.bench.server_kv_cache import read_kv_cache
 from specbench_ss.bench.server_launch import Fleet, LaunchError, described, ending_with_signals
 from specbench_ss.bench.server_proof import PROVED, match_greedy, match_sampled
 from specbench_ss.bench.timed_sample import gc_disabled, warm_up
@@ -203,8 +204,11 @@ def _model_hint(server: Server) -> str:
     return f"; it lists no model {server.model!r}{did_you_mean(server.model, names)}: {listed}"
 
 
-def about(server: Server, first: Answer) -> ProbedServer:
-    """Describe a server: version, software and available counts. first: the answer of `probe`."""
+def about(server: Server, first: Answer, log: str = "") -> ProbedServer:
+    """Describe a server: version, software, available counts and KV cache.
+
+    first: the answer of `probe`. log: output of a server that the run started.
+    """
     version, software = _version(server)
     server.counters()
     server.tokenize = _tokenizer(server.model) if first.counted == "chunks" else None
@@ -218,6 +222,7 @@ def about(server: Server, first: Answer) -> ProbedServer:
             "version": version,
             "tokens": "tokenizer" if server.tokenize else first.counted,
             "acceptance": "reported with each answer" if first.spec is not None else acceptance,
+            **read_kv_cache(server.metrics, log, "" if server.metrics else server.no_counters),
         },
     )
 
@@ -778,10 +783,12 @@ def _check_same_blocks(path: Path, blocks: int | None) -> None:
         raise UserError(f"--resume: the run in {path} has {before} blocks, not {blocks}; set blocks: {before}")
 
 
-def _connect_started(run_dir: RunDir, parameters: Mapping[str, Any], timeout_s: float, endpoint: Endpoint) -> Server:
-    """Return a server that was just started, and keep in the manifest what it is."""
+def _connect_started(
+    run_dir: RunDir, parameters: Mapping[str, Any], timeout_s: float, endpoint: Endpoint, log: str
+) -> Server:
+    """Return a server that was just started, and keep in the manifest what it is. log: its output so far."""
     server = connect(endpoint, endpoint.url, None, timeout_s)
-    about_it = about(server, probe(server, parameters)).about
+    about_it = about(server, probe(server, parameters), log).about
     known = next(one for one in run_dir.manifest["methods"] if one["label"] == endpoint.label)["served"].get("version")
     if known and known != about_it["version"]:
         server.close()

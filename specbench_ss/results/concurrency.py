@@ -9,6 +9,7 @@ from typing import Annotated as Col
 from typing import Any
 
 from specbench_ss.results.summary import Number, implied_step_time, latencies, safe_div, total
+from specbench_ss.results.text import format_number, format_speedup
 from specbench_ss.runs.columns import Ends
 from specbench_ss.runs.config import GOODPUT, Load, loads_of
 from specbench_ss.runs.records import Counted, Run, SampleRecord, counted
@@ -185,6 +186,25 @@ def at_a_time(manifest: Mapping[str, Any]) -> str:
 def rates(manifest: Mapping[str, Any]) -> str:
     """Return the arrivals per second of a run, as '2/s, 4/s'; '' without open loops."""
     return ", ".join(map(str, loads_of((), manifest["config"].get("rate", ()))))
+
+
+def kv_caches(manifest: Mapping[str, Any]) -> dict[str, tuple[str, int | None]]:
+    """Return each server's KV cache as text, and its tokens.
+
+    The text is '9,216 tokens, 2.25 requests of 4,096 tokens, 0.75× plain', with the first server's label, or the reason
+    why it is not known.
+    """
+    found: dict[str, tuple[str, int | None]] = {}
+    for label, served in ((entry["label"], entry.get("served", {})) for entry in manifest["methods"]):
+        tokens, requests = (served.get(f"kv_cache_{name}") for name in ("size_tokens", "max_concurrency"))
+        parts = [f"{tokens:,} tokens" if tokens else served.get("kv_cache", "not reported")]
+        if tokens and requests:
+            parts.append(f"{format_number(requests)} requests of {tokens / requests:,.0f} tokens")
+        first, (_, most) = next(iter(found.items()), ("", ("", None)))
+        if share := safe_div(tokens, most):
+            parts.append(f"{format_speedup(share)} {first}")
+        found[label] = ", ".join(parts), tokens
+    return found
 
 
 def missing(run: Run) -> Iterator[str]:
