@@ -6,6 +6,7 @@ whole (`engine/generic_model.py`).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -236,6 +237,10 @@ def rotary_table(rotary: nn.Module, length: int, like: Tensor) -> tuple[Tensor, 
         return cos[0], sin[0]
 
 
+THINK = ("<think>", "</think>")  # tags around the thinking of most models
+THINK_TAIL = 16  # tokens at the end of a prompt in which a chat template begins it
+
+
 class ModelInfo:
     """Configuration and tokenizer of a causal LM, without weights. Raises UserError if it is unsupported."""
 
@@ -312,6 +317,17 @@ class ModelInfo:
     def decode_text(self, ids: Sequence[int]) -> str:
         """Return the text of these ids without special tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def thinking_tokens(self, prompt: Sequence[int], ids: Sequence[int]) -> int:
+        """Return how many tokens of an output come before its answer: up to `</think>`, or all without that tag.
+
+        Thinking begins with `<think>` at the end of the prompt, where a chat template writes it, or of the output's.
+        """
+        opened, closed = (self.tokenizer.decode(list(prompt[-THINK_TAIL:])).rfind(tag) for tag in THINK)
+        if opened <= closed and not self.tokenizer.decode(list(ids)).lstrip().startswith(THINK[0]):
+            return 0
+        prefixes = range(len(ids))  # the first one with the whole tag ends the thinking
+        return bisect_left(prefixes, True, key=lambda n: THINK[1] in self.tokenizer.decode(list(ids[:n])))
 
     def bundled_drafter(self, method: str) -> Path | None:
         """Return the folder with a method's weights that came with this model, or None."""
