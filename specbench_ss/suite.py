@@ -76,7 +76,8 @@ class SuiteRequest:
     """The request of a user to a suite.
 
     limit: questions per category; 0 means all, None means the suite's default. data: a file or folder, or `hub:` with a
-    data set of the Hugging Face hub. context_length, count_tokens: of the model, where it is known.
+    data set of the Hugging Face hub. context_length, count_tokens: of the model, where it is known. columns: names of
+    the format's columns, and those of the data in their place.
     """
 
     categories: tuple[str, ...] = ()
@@ -85,6 +86,7 @@ class SuiteRequest:
     lab: bool = False  # the target is one of the project's own lab models
     context_length: int | None = None
     count_tokens: Callable[[str], int] | None = None
+    columns: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from specbench_ss import registry
+from specbench_ss.conversations import read_columns
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.decoder import check_reference, reference_spec
 from specbench_ss.engine.engines import check_engine
@@ -99,7 +100,9 @@ def prompt_ids(target: ModelInfo, question: Question, answers: Sequence[str] = (
     return target.encode_chat(question.messages(answers))
 
 
-def suite_request(categories: Sequence[str], limit: int | None, data: str | None, target: ModelInfo) -> SuiteRequest:
+def suite_request(
+    categories: Sequence[str], limit: int | None, data: str | None, target: ModelInfo, columns: Sequence[str] = ()
+) -> SuiteRequest:
     """Return the request to a suite for this model."""
     return SuiteRequest(
         tuple(categories),
@@ -108,6 +111,7 @@ def suite_request(categories: Sequence[str], limit: int | None, data: str | None
         target.is_lab,
         target.context_length,
         None if target.tokenizer is None else _counter(target.tokenizer),
+        read_columns(columns),
     )
 
 
@@ -211,7 +215,7 @@ class Plan:
     def whole_suite(self) -> SuiteData:
         """Return the questions of the suite without a limit."""
         info = _model_info(self.config, self.loaded)
-        return self.suite.load(suite_request(self.config.categories, 0, self.config.data, info))
+        return self.suite.load(suite_request(self.config.categories, 0, self.config.data, info, self.config.columns))
 
 
 def check(
@@ -251,7 +255,7 @@ def check(
     dtype, choice = _dtype(config, device, info, loaded, begun)
     check_template(info.tokenizer, info.name, info.template_variables)
     stop_ids(info.tokenizer, config.stop)
-    data = suite.load(suite_request(config.categories, config.limit, config.data, info))
+    data = suite.load(suite_request(config.categories, config.limit, config.data, info, config.columns))
     check_questions(data)
     given, data = data, usable_questions(info, data)
     if config.data is None:  # otherwise the run prints all notes on the data

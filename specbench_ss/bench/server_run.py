@@ -46,6 +46,7 @@ from specbench_ss.bench.server_kv_cache import read_kv_cache
 from specbench_ss.bench.server_launch import Fleet, LaunchError, described, ending_with_signals
 from specbench_ss.bench.server_proof import PROVED, match_greedy, match_sampled
 from specbench_ss.bench.timed_sample import gc_disabled, warm_up
+from specbench_ss.conversations import read_columns
 from specbench_ss.engine.decoder import Step
 from specbench_ss.errors import UserError, did_you_mean, error_text
 from specbench_ss.runs.config import Endpoint, Load, OutputOptions, RunConfig
@@ -743,7 +744,8 @@ def check(config: RunConfig, output: OutputOptions, data: SuiteData | None = Non
 
 
 def _suite_request(config: RunConfig, limit: int | None) -> SuiteRequest:
-    return SuiteRequest(config.categories, limit, None if config.data is None else Path(config.data))
+    data = None if config.data is None else Path(config.data)
+    return SuiteRequest(config.categories, limit, data, columns=read_columns(config.columns))
 
 
 def measure(

@@ -84,6 +84,8 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], str]] = {  # name: (row, turns 
     "Arena-Hard 0.1": ({"question_id": "u", "cluster": "c", "turns": [{"content": "Hi?"}]}, ["Hi?"], ""),
     "MetaMath": ({"query": "Hi?", "response": "Yes.", "type": "t"}, ["Hi?"], "Yes."),
     "vLLM": ({"prompt": "Hi?"}, ["Hi?"], ""),
+    "DeepSpec": ({"turns": ["Hi?", "So?"]}, ["Hi?", "So?"], ""),
+    "speculator_benchmarks": ({"question_id": 5, "category": "qa", "prompt": "Hi?"}, ["Hi?"], ""),
     "Vicuna": ({"question_id": 1, "text": "Hi?", "category": "generic"}, ["Hi?"], ""),
 }  # fmt: skip
 
@@ -128,6 +130,24 @@ def test_csv_with_named_columns(tmp_path: Path) -> None:
     (tmp_path / "p.csv").write_text("prompt,id\na,b,c\n")
     with pytest.raises(UserError, match=r"p.csv:2: 3 cells"):
         load(tmp_path / "p.csv")
+
+
+def test_columns_of_any_name_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "p.csv").write_text("ask,expected,note\nHi?,Yes.,x\n")
+    words = f"run --methods ar --suite jsonl:{tmp_path}/p.csv --max-new-tokens 2 --warmup 0".split()
+    assert "none of the known columns" in failing([*words, "--dry-run"], capsys)
+    named = ["--columns", "prompt=ask", "--columns", "response=expected", "--out", str(tmp_path / "r")]
+    assert main([*words, *named]) == 0 and main([*words, *named, "--resume"]) == 0
+    (question,) = read_run(tmp_path / "r").questions
+    assert (question.turns, question.references) == (("Hi?",), (("Yes.",),))
+    assert "no column 'other'; there are ask" in failing([*words, "--columns", "prompt=other", "--dry-run"], capsys)
+    assert "--columns requires --data" in failing(["run", "--methods", "ar", "--columns", "prompt=ask"], capsys)
+
+
+def test_files_of_a_folder_are_tasks(tmp_path: Path) -> None:
+    lines(tmp_path / "gsm8k.jsonl", {"turns": ["1?"]}, {"turns": ["2?"], "category": "sums"})
+    lines(tmp_path / "alpaca.jsonl", {"turns": ["Hi?"]})
+    assert [(q.category, q.id) for q in load(tmp_path).questions] == [("alpaca", "0"), ("gsm8k", "1"), ("sums", "2")]
 
 
 def test_the_suites_read_other_forms_of_their_data_sets(tmp_path: Path) -> None:
