@@ -160,6 +160,20 @@ def read_turns(place: str, row: Mapping[str, Any]) -> tuple[list[Message], list[
     return messages[:first], turns, answers
 
 
+def read_tools(place: str, row: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Return the definitions in the column `tools`, a list or its JSON. Raise UserError for anything else."""
+    tools = row.get("tools") or []
+    try:
+        tools = json.loads(tools) if isinstance(tools, str) else tools
+        valid = isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
+        valid = valid and encodable(json.dumps(tools, ensure_ascii=False))
+    except (ValueError, TypeError, RecursionError):
+        valid = False
+    if not valid:
+        raise UserError(f"{place}: 'tools' must be a list of objects, or its JSON")
+    return tuple(tools)
+
+
 def form_of(place: str, row: Mapping[str, Any]) -> str:
     """Return the format of a row, a key of FORMS.
 

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import specbench_ss
-from specbench_ss.conversations import read_turns, renamed, text_in
+from specbench_ss.conversations import read_tools, read_turns, renamed, text_in
 from specbench_ss.errors import UserError, did_you_mean, known_words
 from specbench_ss.prompt_files import HUB, Row, open_source, usable
 from specbench_ss.storage import cache_folder, file_sha256
@@ -101,8 +101,8 @@ def question_of(
     if not references and answers and len(turns) == 1:
         references = (tuple(answers),)
     metric = _metric(place, row.get("metric") or metrics.get(category))
-    messages = tuple(Message(**message) for message in history)
-    return Question(str(name), category, tuple(turns), references, metric if any(references) else None, messages)
+    messages, tools = tuple(Message(**message) for message in history), read_tools(place, row)
+    return Question(str(name), category, tuple(turns), references, metric if any(references) else None, messages, tools)
 
 
 def _metric(place: str, name: object) -> str | None:

@@ -97,7 +97,7 @@ def _settings(preset: Preset, config: RunConfig, methods: Mapping[str, Any]) -> 
 
 def prompt_ids(target: ModelInfo, question: Question, answers: Sequence[str] = ()) -> list[int]:
     """Return the prompt ids of the turn after these answers, with the conversation before it."""
-    return target.encode_chat(question.messages(answers))
+    return target.encode_chat(question.messages(answers), question.tools)
 
 
 def suite_request(
@@ -145,13 +145,15 @@ def usable_questions(target: ModelInfo, data: SuiteData) -> SuiteData:
 def _check_question(target: ModelInfo, place: str, question: Question) -> Question:
     """Return the question. Raise UserError if the template rejects or omits messages, or there is no room to answer."""
     with prefixed(place):
-        text = target.chat_text(question.messages())
+        text = target.chat_text(question.messages(), question.tools)
+        if question.tools and text == target.chat_text(question.messages()):
+            raise UserError("the chat template omits tools; remove them or use another --chat-template")
         for message in question.history:
             calls = [str((call.get("function") or call).get("name") or "") for call in message.tool_calls]
             stated = message.role == "assistant" or (message.content or "").strip() in text
             if not stated:  # a template may escape it, as JSON does
                 other = (replace(m, content=f"{m.content}.") if m is message else m for m in question.history)
-                stated = target.chat_text(replace(question, history=tuple(other)).messages()) != text
+                stated = target.chat_text(replace(question, history=tuple(other)).messages(), question.tools) != text
             if not (stated and all(name in text for name in calls)):
                 omitted = f"the {message.role} message or its tool calls"
                 raise UserError(f"the chat template omits {omitted}; remove it or use another --chat-template")

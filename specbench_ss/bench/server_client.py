@@ -80,12 +80,32 @@ class AnswerError(UserError):
 Name = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
+class Function(msgspec.Struct):
+    """A piece of a tool call."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCall(msgspec.Struct):
+    """One of the tool calls of a piece."""
+
+    function: Function | None = None
+
+
 class Delta(msgspec.Struct):
     """A piece of an answer. reasoning, reasoning_content: two names of the reasoning text before an answer."""
 
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+    @property
+    def text(self) -> str:
+        """Return the content, and the names and arguments of tool calls."""
+        calls = [call.function for call in self.tool_calls or () if call.function]
+        return "".join([self.content or "", *(text for call in calls for text in (call.name, call.arguments) if text)])
 
 
 class TokenLogprob(msgspec.Struct):
@@ -336,8 +356,8 @@ class Answer:
             reasoning = (delta.reasoning_content or delta.reasoning or "") if delta else ""
             self.token_ids += choice.token_ids or choice.response_token_ids or ()
             self.logprobs += (choice.logprobs and choice.logprobs.content) or ()
-            if delta and (delta.content or reasoning):
-                self.parts.append(delta.content or "")
+            if delta and (delta.text or reasoning):
+                self.parts.append(delta.text)
                 self.thoughts.append(reasoning)
                 self.text_bytes += len((self.parts[-1] + reasoning).encode(errors="surrogatepass"))
                 self.chunks += 1

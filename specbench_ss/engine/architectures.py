@@ -290,23 +290,27 @@ class ModelInfo:
                 f"{self.name!r} has {self.embedding_size:,} and {self.hidden_size:,}"
             )
 
-    def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
-        """Return the token ids of a conversation, ready for the assistant's answer."""
+    def encode_chat(self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """Return the token ids of a conversation with tools, ready for the assistant's answer."""
         if self.tokenizer is None:
             raise UserError(f"model {self.name!r} has no tokenizer")
         if self.tokenizer.chat_template is None:
             raise UserError(f"the tokenizer of {self.name!r} has no chat template")
-        ids = list(self.tokenizer(self.chat_text(messages), add_special_tokens=False)["input_ids"])
+        ids = list(self.tokenizer(self.chat_text(messages, tools), add_special_tokens=False)["input_ids"])
         if ids and max(ids) >= self.vocab_size:
             raise UserError(
                 f"the tokenizer of {self.name!r} gives id {max(ids)}, beyond the {self.vocab_size} of the model"
             )
         return ids
 
-    def chat_text(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Return the chat template filled with a conversation. Raises UserError if the template rejects it."""
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Return the chat template filled with a conversation and the definitions of tools.
+
+        Raises UserError if the template rejects it.
+        """
         try:
-            variables = {"add_generation_prompt": True, "tokenize": False, **self.template_variables}
+            variables = {"add_generation_prompt": True, "tokenize": False, "tools": list(tools) or None}
+            variables |= self.template_variables
             return str(self.tokenizer.apply_chat_template(messages, **variables))
         except Exception as error:  # Jinja's errors and those that a template raises
             roles = ", ".join(message["role"] for message in messages[:6])

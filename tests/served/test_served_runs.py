@@ -17,7 +17,7 @@ from specbench_ss import compare, load_run, run
 from specbench_ss.bench import server_run
 from specbench_ss.bench.run_loop import NullCallbacks
 from specbench_ss.bench.schedule import Sample, arrivals, plan
-from specbench_ss.bench.server_client import Server
+from specbench_ss.bench.server_client import Server, event
 from specbench_ss.cli.main import main
 from specbench_ss.errors import RunStopped, UserError
 from specbench_ss.results.checks import checks
@@ -81,6 +81,17 @@ def test_a_server_is_sent_all_that_stands_before_a_question(tmp_path: Path) -> N
     sent = [body["messages"] for body in one.behaviour.asked]
     warm = next(messages for messages in sent if messages[0]["content"] == "brief. Be")
     assert sent[-1] == few and [m["role"] for m in warm] == [m["role"] for m in few]
+
+
+def test_a_server_is_sent_the_tools_of_a_question(tmp_path: Path) -> None:
+    tools, file = [{"type": "function", "function": {"name": "weather"}}], tmp_path / "own.jsonl"
+    file.write_text(json.dumps({"prompt": "one fish", "tools": tools}) + "\n" + json.dumps({"prompt": "red fish"}))
+    with serving() as one:
+        measured([one], ["plain"], file, tmp_path / "run", concurrency=2)
+    sent = [(body["messages"][-1]["content"], body.get("tools")) for body in one.behaviour.asked[1:]]
+    assert set(map(str, sent)) == {str(("one fish", tools)), str(("red fish", None))} and len(sent) == 4
+    call = b'{"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"name":"weather","arguments":"{}"}}]}}]}'
+    assert [choice.delta and choice.delta.text for choice in event(call).choices or ()] == ["weather{}"]
 
 
 def test_a_server_that_takes_half_the_time_is_twice_as_fast(
