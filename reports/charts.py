@@ -213,7 +213,7 @@ def pareto(rows: Sequence[SummaryRow], styles: Mapping[str, Style]) -> go.Figure
         for dot in dots:
             side = "middle left" if dot.x[0] > (left + 2 * right) / 3 else "middle right"
             dot.update(mode="markers+text", text=[f" {dot.name} "], textposition=side)
-    made = figure(dots, f"relative step time ({REFERENCE} = 1)", "τ, tokens per step", showlegend=not few)
+    made = figure(dots, "relative step time (baseline = 1)", "τ, tokens per step", showlegend=not few)
     made.update_xaxes(range=[left, right]).update_yaxes(range=[0.9, top])
     for slope in SLOPES:
         x = min(right, top / slope)

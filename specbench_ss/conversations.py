@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from reprlib import repr as shortened
 from typing import Any, NamedTuple
@@ -95,13 +95,28 @@ def read_conversation(
 ) -> Conversation:
     """Return the conversation in a row of any known format. Raises UserError, with the place, for any other row.
 
-    columns: {the format's column name: the row's}. prompts_only: answers are ignored and may be missing.
+    columns: as `renamed` takes them. prompts_only: answers are ignored and may be missing.
     """
-    for column in (columns or {}).values():
+    row = renamed(place, row, columns or {})
+    return _alternating(place, read_messages(place, row, prompts_only), prompts_only)
+
+
+def read_columns(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Return the names and columns of `--columns`. Raise UserError for a text that is not NAME=COLUMN."""
+    pairs = [(text, *text.partition("=")[::2]) for text in texts]
+    for text, name, column in pairs:
+        if not (name and column):
+            raise UserError(f"cannot read --columns {text}: expected NAME=COLUMN")
+    return tuple((name, column) for _, name, column in pairs)
+
+
+def renamed(place: str, row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """Return a row with the columns of a format. columns: {the format's column name: the row's}. Raise UserError."""
+    for column in columns.values():
         if column not in row:
             raise UserError(f"{place}: no column {column!r}; there are {_listed(row)}")
-    row = {**row, **{name: row[column] for name, column in (columns or {}).items()}}
-    return _alternating(place, read_messages(place, row, prompts_only), prompts_only)
+    others = {name: value for name, value in row.items() if name not in columns.values()}
+    return {**others, **{name: row[column] for name, column in columns.items()}}
 
 
 def read_messages(place: str, row: Mapping[str, Any], prompts_only: bool = False) -> list[Message]:
@@ -145,6 +160,20 @@ def read_turns(place: str, row: Mapping[str, Any]) -> tuple[list[Message], list[
     return messages[:first], turns, answers
 
 
+def read_tools(place: str, row: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Return the definitions in the column `tools`, a list or its JSON. Raise UserError for anything else."""
+    tools = row.get("tools") or []
+    try:
+        tools = json.loads(tools) if isinstance(tools, str) else tools
+        valid = isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
+        valid = valid and encodable(json.dumps(tools, ensure_ascii=False))
+    except (ValueError, TypeError, RecursionError):
+        valid = False
+    if not valid:
+        raise UserError(f"{place}: 'tools' must be a list of objects, or its JSON")
+    return tuple(tools)
+
+
 def form_of(place: str, row: Mapping[str, Any]) -> str:
     """Return the format of a row, a key of FORMS.
 
@@ -156,7 +185,9 @@ def form_of(place: str, row: Mapping[str, Any]) -> str:
     names = [name for name in names if row[name] and (isinstance(row[name], list) or name not in LISTS)] or names
     if not names:
         known = ", ".join(map(repr, FORMS))
-        raise UserError(f"{place}: none of the known columns: {known}; there are {_listed(row)}; rename one")
+        raise UserError(
+            f"{place}: none of the known columns: {known}; there are {_listed(row)}; rename one (run, train: --columns)"
+        )
     chats = [name for name in names if name in CHATS]
     if len(chats) > 1 and not _repeats(row[chats[0]], row[chats[1]]):
         raise UserError(f"{place}: both {chats[0]!r} and {chats[1]!r}; keep one")

@@ -207,9 +207,10 @@ class FileSource:
         return f"{self.paths[0]}{others}"
 
     def rows(self) -> Iterator[tuple[str, Row]]:
-        """Yield rows with their places, in the order of the files."""
+        """Yield rows with their places, in the order of the files, whose names are the categories of several files."""
         for path in self.paths:
-            yield from read_rows(path)
+            for place, row in read_rows(path):
+                yield place, row if len(self.paths) == 1 or row.get("category") else {**row, "category": path.stem}
 
     def digest(self) -> str:
         """Return a sha256 of the files' bytes in order, without their names."""

@@ -35,13 +35,16 @@ class Message:
         return {key: value for key, value in asdict(self).items() if value or key in ("role", "content")}
 
 
+OPTIONAL = ("history", "tools")  # fields of a question that its content may lack
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """One conversation that is answered turn by turn.
 
     references: the acceptable answers of each turn; there may be none. metric: name of the quality metric of this
     question; None where it has no reference-based one. history: messages before the first turn, as they were given.
-    place: of its row in a file, for messages.
+    tools: definitions of tools, as published. place: of its row in a file, for messages.
     """
 
     id: str
@@ -50,6 +53,7 @@ class Question:
     references: tuple[tuple[str, ...], ...] = ()
     metric: str | None = None
     history: tuple[Message, ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
     place: str = field(default="", compare=False)
 
     @property
@@ -66,9 +70,9 @@ class Question:
         return [*messages, {"role": "user", "content": self.turns[len(answers)]}]
 
     def content(self) -> dict[str, Any]:
-        """Return all fields but the place and an empty history, so that suites without one keep their hash."""
+        """Return all fields but the place and an empty history or tools: suites without them keep their hash."""
         values = asdict(self) | {"history": [message.as_dict() for message in self.history]}
-        return {name: value for name, value in values.items() if name != "place" and (name != "history" or value)}
+        return {name: value for name, value in values.items() if name != "place" and (value or name not in OPTIONAL)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,8 @@ class SuiteRequest:
     """The request of a user to a suite.
 
     limit: questions per category; 0 means all, None means the suite's default. data: a file or folder, or `hub:` with a
-    data set of the Hugging Face hub. context_length, count_tokens: of the model, where it is known.
+    data set of the Hugging Face hub. context_length, count_tokens: of the model, where it is known. columns: names of
+    the format's columns, and those of the data in their place.
     """
 
     categories: tuple[str, ...] = ()
@@ -85,6 +90,7 @@ class SuiteRequest:
     lab: bool = False  # the target is one of the project's own lab models
     context_length: int | None = None
     count_tokens: Callable[[str], int] | None = None
+    columns: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import specbench_ss
-from specbench_ss.conversations import read_turns, text_in
+from specbench_ss.conversations import read_tools, read_turns, renamed, text_in
 from specbench_ss.errors import UserError, did_you_mean, known_words
 from specbench_ss.prompt_files import HUB, Row, open_source, usable
 from specbench_ss.storage import cache_folder, file_sha256
@@ -52,15 +52,18 @@ def lab_questions(split: str) -> dict[str, tuple[Question, ...]]:
     return {name: tuple(q for q in questions if q.category == name) for name in LAB_SIZES}
 
 
-def questions_of(path: Path, read: Reader, note: Note = lambda _: None) -> tuple[Question, ...]:
+def questions_of(
+    path: Path, read: Reader, note: Note = lambda _: None, columns: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Question, ...]:
     """Return the questions that a function reads from the rows of a file, folder or hub data set, in order.
 
-    note: gets a line on rows that cannot be used. Raise UserError if these are too many, and for an empty file.
+    note: gets a line on rows that cannot be used. columns: as `conversations.renamed` takes them. Raise UserError if
+    these rows are too many, and for an empty file.
     """
     numbers, ids = count(), set[str]()
 
     def question(place: str, row: Row) -> Question:
-        found = replace(read(place, next(numbers), row), place=place)
+        found = replace(read(place, next(numbers), renamed(place, row, columns)), place=place)
         if found.id in ids:
             raise UserError(f"{place}: the id {found.id!r} occurs twice")
         ids.add(found.id)
@@ -98,8 +101,8 @@ def question_of(
     if not references and answers and len(turns) == 1:
         references = (tuple(answers),)
     metric = _metric(place, row.get("metric") or metrics.get(category))
-    messages = tuple(Message(**message) for message in history)
-    return Question(str(name), category, tuple(turns), references, metric if any(references) else None, messages)
+    messages, tools = tuple(Message(**message) for message in history), read_tools(place, row)
+    return Question(str(name), category, tuple(turns), references, metric if any(references) else None, messages, tools)
 
 
 def _metric(place: str, name: object) -> str | None:
@@ -183,11 +186,12 @@ class FileSuite(Suite):
 
     def __init__(self) -> None:
         self.left_out: list[str] = []
+        self.columns: Mapping[str, str] = {}  # of the request
 
     def read(self, data: Path) -> tuple[Question, ...]:
         """Return the questions of a file, a folder or a hub data set. Raise UserError."""
         self.left_out = []
-        return questions_of(self.question_file(data), self.question, self.left_out.append)
+        return questions_of(self.question_file(data), self.question, self.left_out.append, self.columns)
 
     def question(self, place: str, number: int, row: Row) -> Question:
         """Return the question of a row of the file. Raise UserError for another format."""
@@ -261,7 +265,7 @@ class FileSuite(Suite):
 
     def _from(self, data: Path, request: SuiteRequest) -> SuiteData:
         edition, notes = self.edition(data)
-        limit = self.default_limit if request.limit is None else request.limit
+        limit, self.columns = self.default_limit if request.limit is None else request.limit, dict(request.columns)
         chosen = select(self.read(data), request.categories, limit)
         return SuiteData(self.name, edition, chosen, self.max_new_tokens, (*notes, *self.notes()))
 

@@ -226,7 +226,7 @@ def _documents(data: Path) -> Iterator[str]:
             yield read_text(file)
 
 
-OWN_COLUMNS = {*SYSTEM, *IDS, "category", "reference", "metric"}
+OWN_COLUMNS = {*SYSTEM, *IDS, "category", "reference", "metric", "tools"}
 MOST_NAMED = 6  # keys that one note lists
 
 

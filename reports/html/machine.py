@@ -9,7 +9,7 @@ from typing import Any
 from specbench_ss.reports import charts
 from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Table, View, figure, plain
 from specbench_ss.results import ranking
-from specbench_ss.results.concurrency import ConcurrencyRow, limits_text
+from specbench_ss.results.concurrency import ConcurrencyRow, kv_caches, limits_text
 from specbench_ss.results.cost_model import MachineRow, points, roof_of
 from specbench_ss.results.draft_schedule import ScheduleEntry
 from specbench_ss.results.summary import SummaryRow
@@ -153,14 +153,17 @@ def servers(view: View) -> Table | None:
     """Return a row for each server; None for a run of methods in this process."""
     if not view.served:
         return None
+    caches = kv_caches(view.run.manifest)
     by_counts = "Tokens after the first / steps, by the server's counts of drafts and accepted tokens"
     columns = [
         view.method("server"),
         *(Column(name, name, numeric=False) for name in REPORTED),
         Column("τ", "τ", by_counts),
+        Column("relative step time", "step_time", "τ / speedup of the tokens after the first", unit="×"),
         Column(
             "acceptance rate", lambda row: _percent(row["accepted"]), "Accepted / drafted tokens, by the same counts"
         ),
+        Column("KV cache", lambda row: Cell(*caches[row["method"]]), "Tokens, and requests of the longest context"),
     ]
     rows = [_server(entry, view.overall[entry["label"]]) for entry in view.run.manifest["methods"]]
     return Table.of("servers", columns, rows, "Properties that the servers report", notes=[MEASURED])
@@ -172,7 +175,8 @@ def _server(entry: Mapping[str, Any], row: SummaryRow) -> dict[str, Any]:
     address, model = found.get("url") or found.get("command"), found.get("model") or about.get("model")
     values = (address, model, software, about.get("tokens"), about.get("acceptance"))
     reported = {name: text or "not reported" for name, text in zip(REPORTED, values, strict=True)}
-    return {"method": row.method, **reported, "τ": row.mean_acceptance_length, "accepted": row.acceptance_rate}
+    measured = {"τ": row.mean_acceptance_length, "step_time": row.relative_step_time, "accepted": row.acceptance_rate}
+    return {"method": row.method, **reported, **measured}
 
 
 def _percent(share: float | None) -> Cell:
@@ -203,6 +207,7 @@ def in_flight(view: View) -> Table | None:
         _wait("latency", "latency"),
         *([Column("goodput", "goodput", f"Requests/s with {limits}"), _SLO] if limits else []),
         Column("τ", "mean_acceptance_length"),
+        Column("relative step time", "relative_step_time", "τ / speedup of the tokens after the first", unit="×"),
         *([_SAME] if any(row.same_output is not None and not row.is_baseline for row in found) else []),
         Column("requests", lambda row: figure(row.requests, 0, small=[f"{row.failed} failed"] if row.failed else [])),
     ]

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from specbench_ss import registry
 from specbench_ss.bench.server_launch import LaunchPlan, read_servers, without_secrets
+from specbench_ss.conversations import read_columns
 from specbench_ss.engine.sampling import MIN_TEMPERATURE
 from specbench_ss.errors import UserError, did_you_mean, expanded
 from specbench_ss.models.devices import check_one_device, device_names
@@ -65,6 +66,9 @@ def run_config(options: RunOptions) -> RunConfig:
     values: dict[str, Any] = {name: getattr(options, name) for name in OWN}
     values["suite"], values["data"] = suite_and_data(options.suite, options.data)
     values["categories"] = listed(options.tasks)
+    values["columns"] = tuple(options.columns or ())
+    if read_columns(values["columns"]) and values["data"] is None:
+        raise UserError("--columns requires --data")
     values["stop"] = tuple(options.stop or ())
     values["rate"] = rates(options.rate)
     values["plugin"] = registry.load_plugins(options.plugin or ())

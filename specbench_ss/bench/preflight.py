@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from specbench_ss import registry
+from specbench_ss.conversations import read_columns
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.decoder import check_reference, reference_spec
 from specbench_ss.engine.engines import check_engine
@@ -96,10 +97,12 @@ def _settings(preset: Preset, config: RunConfig, methods: Mapping[str, Any]) -> 
 
 def prompt_ids(target: ModelInfo, question: Question, answers: Sequence[str] = ()) -> list[int]:
     """Return the prompt ids of the turn after these answers, with the conversation before it."""
-    return target.encode_chat(question.messages(answers))
+    return target.encode_chat(question.messages(answers), question.tools)
 
 
-def suite_request(categories: Sequence[str], limit: int | None, data: str | None, target: ModelInfo) -> SuiteRequest:
+def suite_request(
+    categories: Sequence[str], limit: int | None, data: str | None, target: ModelInfo, columns: Sequence[str] = ()
+) -> SuiteRequest:
     """Return the request to a suite for this model."""
     return SuiteRequest(
         tuple(categories),
@@ -108,6 +111,7 @@ def suite_request(categories: Sequence[str], limit: int | None, data: str | None
         target.is_lab,
         target.context_length,
         None if target.tokenizer is None else _counter(target.tokenizer),
+        read_columns(columns),
     )
 
 
@@ -141,13 +145,15 @@ def usable_questions(target: ModelInfo, data: SuiteData) -> SuiteData:
 def _check_question(target: ModelInfo, place: str, question: Question) -> Question:
     """Return the question. Raise UserError if the template rejects or omits messages, or there is no room to answer."""
     with prefixed(place):
-        text = target.chat_text(question.messages())
+        text = target.chat_text(question.messages(), question.tools)
+        if question.tools and text == target.chat_text(question.messages()):
+            raise UserError("the chat template omits tools; remove them or use another --chat-template")
         for message in question.history:
             calls = [str((call.get("function") or call).get("name") or "") for call in message.tool_calls]
             stated = message.role == "assistant" or (message.content or "").strip() in text
             if not stated:  # a template may escape it, as JSON does
                 other = (replace(m, content=f"{m.content}.") if m is message else m for m in question.history)
-                stated = target.chat_text(replace(question, history=tuple(other)).messages()) != text
+                stated = target.chat_text(replace(question, history=tuple(other)).messages(), question.tools) != text
             if not (stated and all(name in text for name in calls)):
                 omitted = f"the {message.role} message or its tool calls"
                 raise UserError(f"the chat template omits {omitted}; remove it or use another --chat-template")
@@ -211,7 +217,7 @@ class Plan:
     def whole_suite(self) -> SuiteData:
         """Return the questions of the suite without a limit."""
         info = _model_info(self.config, self.loaded)
-        return self.suite.load(suite_request(self.config.categories, 0, self.config.data, info))
+        return self.suite.load(suite_request(self.config.categories, 0, self.config.data, info, self.config.columns))
 
 
 def check(
@@ -251,7 +257,7 @@ def check(
     dtype, choice = _dtype(config, device, info, loaded, begun)
     check_template(info.tokenizer, info.name, info.template_variables)
     stop_ids(info.tokenizer, config.stop)
-    data = suite.load(suite_request(config.categories, config.limit, config.data, info))
+    data = suite.load(suite_request(config.categories, config.limit, config.data, info, config.columns))
     check_questions(data)
     given, data = data, usable_questions(info, data)
     if config.data is None:  # otherwise the run prints all notes on the data

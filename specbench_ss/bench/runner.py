@@ -229,14 +229,19 @@ class LocalSession(Session):
 
         for _ in n_attempts(target, self.stateful[sample.method]):
             done = with_nan_probe(measured, lambda: self.answering.probe(asked))
-        row.text = self.target.decode_text(done.tokens)
-        row.fill(done)
+        self.fill(row, asked, done)
         if self.config.temperature:
             self._offers[row.key] = done.offers
         self.machine.note(row, seen)
         if recorded(target) != before:
             row.noise_reason = row.noise_reason or "a CUDA graph was captured during the sample"
         return row, done.steps
+
+    def fill(self, row: SampleRecord, asked: Request, done: Generation) -> None:
+        """Fill the record of a finished request."""
+        row.fill(done)
+        row.text = self.target.decode_text(done.tokens)
+        row.thinking_tokens = self.target.thinking_tokens(asked.prompt, done.tokens)
 
     def request(self, sample: Sample) -> Request:
         """Return the request of a sample. Raises LookupError if the history is missing."""
@@ -332,7 +337,7 @@ class BatchedConcurrencySweep(ConcurrencySweep[Request]):
             return
         check_device(*self.target.layer_devices)  # its outputs would all be failed ones
         unasked = [row for row, asked in wanted if asked is None]
-        made = [self._filled(sent[place][0], answered) for place, answered in answers.items()]
+        made = [self._filled(*sent[place], answered) for place, answered in answers.items()]
         rows = sorted((*made, *unasked), key=lambda row: row.index)
         good = [row for row in rows if row.ok]
         names = ("steps", "draft_nodes", "accepted_tokens")
@@ -348,14 +353,13 @@ class BatchedConcurrencySweep(ConcurrencySweep[Request]):
         if seen is not None and (why := noise_of(seen)):
             session.warn_and_keep(f"{label} with {concurrency} requests at a time is noisy: {why}")
 
-    def _filled(self, blank: SampleRecord, answered: RequestOutput) -> SampleRecord:
+    def _filled(self, blank: SampleRecord, asked: Request, answered: RequestOutput) -> SampleRecord:
         """Return the record of an output; a failed one without output, or if the record is not readable."""
         try:
             if answered.generation is None:
                 raise answered.error or RuntimeError("no answer")
             row = replace(blank)
-            row.fill(answered.generation)
-            row.text = self.target.decode_text(answered.generation.tokens)
+            self.session.fill(row, asked, answered.generation)
             row.started, row.ended = answered.started, answered.started + answered.wall_s
             row.prefill_s, row.wall_s = answered.first_s, answered.wall_s  # from its start, waiting for others included
             row.decode_s = answered.wall_s - answered.first_s

@@ -80,12 +80,32 @@ class AnswerError(UserError):
 Name = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
+class Function(msgspec.Struct):
+    """A piece of a tool call."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCall(msgspec.Struct):
+    """One of the tool calls of a piece."""
+
+    function: Function | None = None
+
+
 class Delta(msgspec.Struct):
     """A piece of an answer. reasoning, reasoning_content: two names of the reasoning text before an answer."""
 
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+    @property
+    def text(self) -> str:
+        """Return the content, and the names and arguments of tool calls."""
+        calls = [call.function for call in self.tool_calls or () if call.function]
+        return "".join([self.content or "", *(text for call in calls for text in (call.name, call.arguments) if text)])
 
 
 class TokenLogprob(msgspec.Struct):
@@ -336,8 +356,8 @@ class Answer:
             reasoning = (delta.reasoning_content or delta.reasoning or "") if delta else ""
             self.token_ids += choice.token_ids or choice.response_token_ids or ()
             self.logprobs += (choice.logprobs and choice.logprobs.content) or ()
-            if delta and (delta.content or reasoning):
-                self.parts.append(delta.content or "")
+            if delta and (delta.text or reasoning):
+                self.parts.append(delta.text)
                 self.thoughts.append(reasoning)
                 self.text_bytes += len((self.parts[-1] + reasoning).encode(errors="surrogatepass"))
                 self.chunks += 1
@@ -441,6 +461,7 @@ class Server:
         self.fields: Mapping[str, Any] = {}  # of every request, in addition to the decoding parameters
         self.listed = 200  # status of the first request for its models
         self.no_counters = "" if find_spec("prometheus_client") else NEEDS  # reason why its counters are not read
+        self.metrics = ""  # last page of its counters
         self._missed = 0  # readings of its counters that failed
         self.tokenize: Callable[[str], int] | None = None  # counts tokens that the server does not count
         parts = urlsplit(url)
@@ -497,8 +518,8 @@ class Server:
             self._missed += 1
             self.no_counters = str(e) if self._missed > LAGS else ""
             return None
-        text = page.content.decode(errors="replace")
-        counters = read_metrics(text, self.model) if page.status_code == 200 else "it has no /metrics"
+        self.metrics = page.content.decode(errors="replace") if page.status_code == 200 else ""
+        counters = read_metrics(self.metrics, self.model) if page.status_code == 200 else "it has no /metrics"
         if isinstance(counters, str):
             self.no_counters = counters
             return None

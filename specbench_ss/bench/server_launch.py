@@ -34,6 +34,7 @@ POLL_S = 0.2
 STOP_S = 30.0  # from SIGTERM to SIGKILL
 GONE_S = 10.0  # for the kernel to take away killed processes, and their port
 MOST = 1 << 20  # bytes of a file of servers
+MOST_OUTPUT = 4 << 20  # bytes of a server's log that are read after its start
 LAST_LINES = 400  # of a server's log, in which the reason of a failure is looked for
 ERROR = re.compile(r"\b\w*(Error|Exception)\b: .*")
 Option = str | int | float | bool
@@ -184,6 +185,12 @@ class Process:
         how = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
         return f"the server {how}: {last_line(self.log, self.began)} ({self.log})"
 
+    def output(self) -> str:
+        """Return the server's output since its start, as far as it has MOST_OUTPUT bytes."""
+        with self.log.open("rb") as file:
+            file.seek(self.began)
+            return file.read(MOST_OUTPUT).decode(errors="replace")
+
     def stop(self) -> None:
         """End the server and everything that it started; whatever is left after STOP_S is killed."""
         try:
@@ -286,13 +293,13 @@ def port_free(port: int) -> bool:
 class Fleet:
     """The servers of a run, of which at most one that the run starts itself is running.
 
-    connected: servers that are reachable from the start. plan: of those that are started. connect: returns a started
-    server, ready for requests. logs: folder of their output.
+    connected: servers that are reachable from the start. plan: of those that are started. connect: takes a started
+    server and its output so far, and returns it ready for requests. logs: folder of their output.
     """
 
     connected: Mapping[str, Server]
     plan: LaunchPlan | None = None
-    connect: Callable[[Endpoint], Server] | None = None
+    connect: Callable[[Endpoint, str], Server] | None = None
     logs: Path = Path()
     running: str = ""
     _process: Process | None = field(default=None, repr=False)
@@ -308,7 +315,7 @@ class Fleet:
             self._process = start(endpoint, self.plan.port, self.plan.ready_s, self.logs / f"{_plain(label)}.log")
             try:
                 assert self.connect is not None
-                self._server = self.connect(endpoint)
+                self._server = self.connect(endpoint, self._process.output())
             except UserError as e:
                 reason = self._process.fault() or error_text(e)
                 self.stop()

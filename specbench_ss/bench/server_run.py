@@ -42,9 +42,11 @@ from specbench_ss.bench.server_client import (
     shown,
 )
 from specbench_ss.bench.server_counts import NEUTRAL, Reading, SpecCounts, spec_request
+from specbench_ss.bench.server_kv_cache import read_kv_cache
 from specbench_ss.bench.server_launch import Fleet, LaunchError, described, ending_with_signals
 from specbench_ss.bench.server_proof import PROVED, match_greedy, match_sampled
 from specbench_ss.bench.timed_sample import gc_disabled, warm_up
+from specbench_ss.conversations import read_columns
 from specbench_ss.engine.decoder import Step
 from specbench_ss.errors import UserError, did_you_mean, error_text
 from specbench_ss.runs.config import Endpoint, Load, OutputOptions, RunConfig
@@ -203,8 +205,11 @@ def _model_hint(server: Server) -> str:
     return f"; it lists no model {server.model!r}{did_you_mean(server.model, names)}: {listed}"
 
 
-def about(server: Server, first: Answer) -> ProbedServer:
-    """Describe a server: version, software and available counts. first: the answer of `probe`."""
+def about(server: Server, first: Answer, log: str = "") -> ProbedServer:
+    """Describe a server: version, software, available counts and KV cache.
+
+    first: the answer of `probe`. log: output of a server that the run started.
+    """
     version, software = _version(server)
     server.counters()
     server.tokenize = _tokenizer(server.model) if first.counted == "chunks" else None
@@ -218,6 +223,7 @@ def about(server: Server, first: Answer) -> ProbedServer:
             "version": version,
             "tokens": "tokenizer" if server.tokenize else first.counted,
             "acceptance": "reported with each answer" if first.spec is not None else acceptance,
+            **read_kv_cache(server.metrics, log, "" if server.metrics else server.no_counters),
         },
     )
 
@@ -376,7 +382,7 @@ class ServedConcurrencySweep(ConcurrencySweep[Messages]):
             return row, server.clock()
         started = time.time()
         try:
-            answer = server.ask(messages, self.session.settings(row.seed), self.session.timeout)
+            answer = server.ask(messages, self.session.settings(row.seed, row.question_id), self.session.timeout)
         except AnswerError as e:
             row.status, row.error = "failed", error_text(e)
             return row, server.clock()
@@ -464,6 +470,7 @@ class ServedSession(Session):
         self.fleet, self.timeout = fleet, output.timeout
         self._failed: Counter[str] = Counter()
         self._proved: Counter[str] = Counter()  # sampled tokens that were compared
+        self._tools: dict[str, dict[str, Any]] = {q.id: {"tools": list(q.tools)} for q in data.questions if q.tools}
         blocks = run_dir.manifest.get("blocks")
         self._block: Mapping[str, int] = {}  # of each question
         if blocks:
@@ -562,7 +569,7 @@ class ServedSession(Session):
             try:
                 messages = question.messages(self.history(sample))
                 seed = sample_seed(self.config.seed, question.id, turn, 0)
-                text = self._ask(self.baseline, messages, seed).text
+                text = self._ask(self.baseline, messages, seed, question.id).text
             except LookupError:  # an earlier turn failed
                 continue
             except AnswerError as e:  # later turns fail, and --resume makes them
@@ -605,7 +612,7 @@ class ServedSession(Session):
             for row in chosen:
                 messages = by_id[row.question_id].messages([])
                 server = self.fleet.get(self.baseline)
-                answer = server.ask(messages, self.settings(row.seed), self.timeout)
+                answer = server.ask(messages, self.settings(row.seed, row.question_id), self.timeout)
                 again = to_record(replace(row), answer.count_tokens(server.tokenize), None, "")
                 if (then := row.tpot_s) and (now := again.tpot_s):
                     before, after, prompts = before + then, after + now, prompts + 1
@@ -629,25 +636,25 @@ class ServedSession(Session):
         before = server.counters()
         blank.started = time.time()
         with gc_disabled():
-            answer = self._ask(sample.method, messages, blank.seed)
+            answer = self._ask(sample.method, messages, blank.seed, blank.question_id)
         blank.ended, blank.block = time.time(), self._block.get(sample.question.id)
         answer.count_tokens(server.tokenize)
         after = server.counters_with(before, answer.tokens)
         return to_record(blank, answer, counter_delta(before, after, answer.tokens), server.engine), []
 
-    def _ask(self, label: str, messages: Messages, seed: int) -> Answer:
+    def _ask(self, label: str, messages: Messages, seed: int, question_id: str) -> Answer:
         """Return a server's answer to a conversation, and count its failures in a row."""
         try:
-            answer = self.fleet.get(label).ask(messages, self.settings(seed), self.timeout)
+            answer = self.fleet.get(label).ask(messages, self.settings(seed, question_id), self.timeout)
         except AnswerError:
             self._failed[label] += 1
             raise
         self._failed[label] = 0
         return answer
 
-    def settings(self, seed: int) -> dict[str, Any]:
-        """Return the decoding parameters of one answer."""
-        return settings(self.config, self.data.max_new_tokens, seed)
+    def settings(self, seed: int, question_id: str = "") -> dict[str, Any]:
+        """Return the decoding parameters of one answer, and the tools of its question."""
+        return settings(self.config, self.data.max_new_tokens, seed) | self._tools.get(question_id, {})
 
     def ended(self, row: SampleRecord) -> None:
         """Count a failed request of a level. Raise UserError if the server does not answer any more."""
@@ -680,7 +687,7 @@ class ServedSession(Session):
 
     def verdict(self, sample: Sample, row: SampleRecord, reference: SampleRecord) -> OutputMatch:
         baseline, messages = self.fleet.get(reference.method), sample.question.messages(self.history(sample))
-        match = match_greedy(row, reference, baseline, messages, self.settings(row.seed))
+        match = match_greedy(row, reference, baseline, messages, self.settings(row.seed, row.question_id))
         if fault := self.fleet.fault():
             self._stop_and_drop(reference.method, fault)  # --resume compares this output again
         return match
@@ -691,7 +698,8 @@ class ServedSession(Session):
         if row.method in self.dropped or (self.fleet.plan is not None and self.fleet.running != row.method):
             return not_compared(row, "the server did not run any more")
         messages = sample.question.messages(self.history(sample))
-        match = match_sampled(row, self.fleet.get(row.method), messages, self.settings(row.seed))
+        server, parameters = self.fleet.get(row.method), self.settings(row.seed, row.question_id)
+        match = match_sampled(row, server, messages, parameters)
         if fault := self.fleet.fault():
             self._stop_and_drop(row.method, fault)
         self._proved[row.method] += match.sampled.tokens + match.sampled.tail if match.sampled else 0
@@ -738,7 +746,8 @@ def check(config: RunConfig, output: OutputOptions, data: SuiteData | None = Non
 
 
 def _suite_request(config: RunConfig, limit: int | None) -> SuiteRequest:
-    return SuiteRequest(config.categories, limit, None if config.data is None else Path(config.data))
+    data = None if config.data is None else Path(config.data)
+    return SuiteRequest(config.categories, limit, data, columns=read_columns(config.columns))
 
 
 def measure(
@@ -778,10 +787,12 @@ def _check_same_blocks(path: Path, blocks: int | None) -> None:
         raise UserError(f"--resume: the run in {path} has {before} blocks, not {blocks}; set blocks: {before}")
 
 
-def _connect_started(run_dir: RunDir, parameters: Mapping[str, Any], timeout_s: float, endpoint: Endpoint) -> Server:
-    """Return a server that was just started, and keep in the manifest what it is."""
+def _connect_started(
+    run_dir: RunDir, parameters: Mapping[str, Any], timeout_s: float, endpoint: Endpoint, log: str
+) -> Server:
+    """Return a server that was just started, and keep in the manifest what it is. log: its output so far."""
     server = connect(endpoint, endpoint.url, None, timeout_s)
-    about_it = about(server, probe(server, parameters)).about
+    about_it = about(server, probe(server, parameters), log).about
     known = next(one for one in run_dir.manifest["methods"] if one["label"] == endpoint.label)["served"].get("version")
     if known and known != about_it["version"]:
         server.close()

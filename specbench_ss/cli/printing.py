@@ -21,6 +21,7 @@ from rich.text import Text
 
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.checks import FINDINGS, Check, worst_first
+from specbench_ss.results.concurrency import kv_caches
 from specbench_ss.results.cost_model import machine_lines
 from specbench_ss.results.ranking import (
     MARKED,
@@ -429,11 +430,15 @@ def print_table(
 
 
 def print_concurrency(results: Results, console: Console) -> None:
-    """Print a row for each load and method, and the draft schedule, also as vLLM reads it, if the run has them."""
+    """Print a row for each load and method, the draft schedule, also as vLLM reads it, and the servers' KV caches.
+
+    The run may have none of them.
+    """
     if found := results.concurrency_rows:
         widen(console)
         columns = level_columns(results)
         table = result_table(LOADS, _titles(columns))
+        table.padding = (0, 0, 0, 1)  # twelve columns fit into 120 characters
         table.columns[1].min_width = min(16, max(cell_len(row.method) for row in found))
         for load, level in groupby(found, key=lambda row: str(row.load)):
             for i, row in enumerate(level):
@@ -445,3 +450,6 @@ def print_concurrency(results: Results, console: Console) -> None:
         console.print(f"schedule {escape(schedule.text())}", soft_wrap=True, highlight=False)
         for group, fields in schedule.vllm().items():
             console.print(f"vllm     {escape(f'{group}: {json.dumps(fields)}')}", soft_wrap=True, highlight=False)
+    caches = kv_caches(results.manifest)
+    for label, (text, _) in caches.items() if any(tokens for _, tokens in caches.values()) else ():
+        console.print(f"kv cache {escape(f'{label}: {text}')}", soft_wrap=True, highlight=False)

@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from specbench_ss.cli.commands import literal
 from specbench_ss.cli.shared import interrupted, parameters, take_options
-from specbench_ss.errors import UserError
+from specbench_ss.conversations import read_columns
 from specbench_ss.options import make_options
 from specbench_ss.runs.run_options import DEVICE, CommandOptions, Count, Seed, fields_of, option, same
 from specbench_ss.storage import writing
@@ -46,11 +46,7 @@ class TrainOptions(CommandOptions):
         metavar="DIR",
     )
     model: str = same("model")
-    columns: list[str] | None = _text(
-        None,
-        "Name of a column in your data if it differs from the default, as in --columns prompt=question.",
-        metavar="NAME=COLUMN",
-    )
+    columns: list[str] | None = same("columns", panel="Text")
     length: int = _text(DEFAULT.length, "Length of a training row, in tokens.")
     eval_fraction: float = _text(DEFAULT.eval_fraction, "Fraction of the conversations used for validation.")
     regenerate_responses: bool = _text(
@@ -177,9 +173,5 @@ def _command(trainer: type[Trainer], name: str) -> Any:
 
 def _config(**given: Any) -> TrainConfig:
     values = vars(TrainOptions(**given))
-    pairs = [text.partition("=") for text in values["columns"] or ()]
-    for name, equals, column in pairs:
-        if not (name and equals and column):
-            raise UserError(f"cannot read --columns {name}{equals}{column}: expected NAME=COLUMN")
-    columns = tuple((name, column) for name, _, column in pairs)
+    columns = read_columns(values["columns"] or ())
     return TrainConfig(**{**values, "data": tuple(values["data"]), "columns": columns})

@@ -6,6 +6,7 @@ whole (`engine/generic_model.py`).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -240,6 +241,10 @@ def rotary_table(rotary: nn.Module, length: int, like: Tensor) -> tuple[Tensor, 
         return cos[0], sin[0]
 
 
+THINK = ("<think>", "</think>")  # tags around the thinking of most models
+THINK_TAIL = 16  # tokens at the end of a prompt in which a chat template begins it
+
+
 class ModelInfo:
     """Configuration and tokenizer of a causal LM, without weights. Raises UserError if it is unsupported."""
 
@@ -289,23 +294,27 @@ class ModelInfo:
                 f"{self.name!r} has {self.embedding_size:,} and {self.hidden_size:,}"
             )
 
-    def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
-        """Return the token ids of a conversation, ready for the assistant's answer."""
+    def encode_chat(self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """Return the token ids of a conversation with tools, ready for the assistant's answer."""
         if self.tokenizer is None:
             raise UserError(f"model {self.name!r} has no tokenizer")
         if self.tokenizer.chat_template is None:
             raise UserError(f"the tokenizer of {self.name!r} has no chat template")
-        ids = list(self.tokenizer(self.chat_text(messages), add_special_tokens=False)["input_ids"])
+        ids = list(self.tokenizer(self.chat_text(messages, tools), add_special_tokens=False)["input_ids"])
         if ids and max(ids) >= self.vocab_size:
             raise UserError(
                 f"the tokenizer of {self.name!r} gives id {max(ids)}, beyond the {self.vocab_size} of the model"
             )
         return ids
 
-    def chat_text(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Return the chat template filled with a conversation. Raises UserError if the template rejects it."""
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Return the chat template filled with a conversation and the definitions of tools.
+
+        Raises UserError if the template rejects it.
+        """
         try:
-            variables = {"add_generation_prompt": True, "tokenize": False, **self.template_variables}
+            variables = {"add_generation_prompt": True, "tokenize": False, "tools": list(tools) or None}
+            variables |= self.template_variables
             return str(self.tokenizer.apply_chat_template(messages, **variables))
         except Exception as error:  # Jinja's errors and those that a template raises
             roles = ", ".join(message["role"] for message in messages[:6])
@@ -316,6 +325,17 @@ class ModelInfo:
     def decode_text(self, ids: Sequence[int]) -> str:
         """Return the text of these ids without special tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def thinking_tokens(self, prompt: Sequence[int], ids: Sequence[int]) -> int:
+        """Return how many tokens of an output come before its answer: up to `</think>`, or all without that tag.
+
+        Thinking begins with `<think>` at the end of the prompt, where a chat template writes it, or of the output's.
+        """
+        opened, closed = (self.tokenizer.decode(list(prompt[-THINK_TAIL:])).rfind(tag) for tag in THINK)
+        if opened <= closed and not self.tokenizer.decode(list(ids)).lstrip().startswith(THINK[0]):
+            return 0
+        prefixes = range(len(ids))  # the first one with the whole tag ends the thinking
+        return bisect_left(prefixes, True, key=lambda n: THINK[1] in self.tokenizer.decode(list(ids[:n])))
 
     def bundled_drafter(self, method: str) -> Path | None:
         """Return the folder with a method's weights that came with this model, or None."""

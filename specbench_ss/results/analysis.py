@@ -258,8 +258,9 @@ class Results:
     def places(self, along: Along = "answer", ends: Sequence[int] = ()) -> pd.DataFrame:
         """Return one row for each place and method: acceptance and speed along the answer, or along the context.
 
-        ends: last token of each place but the last one; empty: 64, 256 and 1,024, or 512, 2,048, 8,192 and 32,768 of a
-        context. Raises UserError for ends that do not increase from 1 on.
+        along: `part` has the places thinking and answer, and a warning if outputs end before `</think>`. ends: last
+        token of each place but the last one; empty: 64, 256 and 1,024, or 512, 2,048, 8,192 and 32,768 of a context.
+        Raises UserError for ends that do not increase from 1 on, and as `place_rows` does for `part`.
         """
         return frames.frame(frames.PLACES, place_rows(self.run, self._invalid, along, ends))
 

@@ -8,12 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Annotated as Col
 from typing import Any
 
-from specbench_ss.results.summary import (
-    Number,
-    latencies,
-    safe_div,
-    total,
-)
+from specbench_ss.results.summary import Number, implied_step_time, latencies, safe_div, total
+from specbench_ss.results.text import format_number, format_speedup
 from specbench_ss.runs.columns import Ends
 from specbench_ss.runs.config import GOODPUT, Load, loads_of
 from specbench_ss.runs.records import Counted, Run, SampleRecord, counted
@@ -51,6 +47,9 @@ class ConcurrencyRow:
         "that ran once), or `invalid`; both are missing with a rate",
     ]
     mean_acceptance_length: Col[Number, "τ; of a server by its metrics, missing if not reported", "tokens"]
+    relative_step_time: Col[
+        Number, "τ / speedup of the tokens after the first, as in `summary()`; missing with a rate, or if invalid", "×"
+    ]
     acceptance_rate: Col[
         Number, "accepted tokens / drafted nodes, unlike `summary()`, which divides by draft depth", "0 to 1"
     ]
@@ -91,7 +90,8 @@ def level_rows(run: Run, load: Load, invalid: Collection[str] = ()) -> list[Conc
     for label in sorted(run.labels, key=lambda label: label != run.baseline):
         row = _row(run, label, load, baseline, plain)
         if label in invalid:
-            row = replace(row, comparison="invalid", speedup=None, speedup_interval=None, throughput_ratio=None)
+            row = replace(row, comparison="invalid", speedup=None, speedup_interval=None)
+            row = replace(row, throughput_ratio=None, relative_step_time=None)
         plain = row.tokens_per_s if label == run.baseline else plain
         found.append(row)
     return found
@@ -121,6 +121,7 @@ def _row(run: Run, label: str, load: Load, baseline: Sequence[SampleRecord], pla
     around = times.interval() if closed and not itself else None
     verdict: Comparison | None = "baseline" if itself else compare(around) if closed else None
     ratio = safe_div(throughput, throughput if itself else plain) if closed else None
+    tau = mean_acceptance_length(total(good, "later"), counted(counts, "steps"))
     return ConcurrencyRow(
         concurrency=load.concurrency,
         rate=load.rate,
@@ -137,7 +138,8 @@ def _row(run: Run, label: str, load: Load, baseline: Sequence[SampleRecord], pla
         speedup=times.speedup(),
         speedup_interval=around,
         comparison=verdict,
-        mean_acceptance_length=mean_acceptance_length(total(good, "later"), counted(counts, "steps")),
+        mean_acceptance_length=tau,
+        relative_step_time=implied_step_time(run, times.own, times.other, tau) if closed else None,
         acceptance_rate=safe_div(counted(counts, "accepted_tokens"), counted(counts, "draft_nodes")),
         same_output=None if itself and alone else _same_output(run, good),
         waits=latencies(good),
@@ -184,6 +186,25 @@ def at_a_time(manifest: Mapping[str, Any]) -> str:
 def rates(manifest: Mapping[str, Any]) -> str:
     """Return the arrivals per second of a run, as '2/s, 4/s'; '' without open loops."""
     return ", ".join(map(str, loads_of((), manifest["config"].get("rate", ()))))
+
+
+def kv_caches(manifest: Mapping[str, Any]) -> dict[str, tuple[str, int | None]]:
+    """Return each server's KV cache as text, and its tokens.
+
+    The text is '9,216 tokens, 2.25 requests of 4,096 tokens, 0.75× plain', with the first server's label, or the reason
+    why it is not known.
+    """
+    found: dict[str, tuple[str, int | None]] = {}
+    for label, served in ((entry["label"], entry.get("served", {})) for entry in manifest["methods"]):
+        tokens, requests = (served.get(f"kv_cache_{name}") for name in ("size_tokens", "max_concurrency"))
+        parts = [f"{tokens:,} tokens" if tokens else served.get("kv_cache", "not reported")]
+        if tokens and requests:
+            parts.append(f"{format_number(requests)} requests of {tokens / requests:,.0f} tokens")
+        first, (_, most) = next(iter(found.items()), ("", ("", None)))
+        if share := safe_div(tokens, most):
+            parts.append(f"{format_speedup(share)} {first}")
+        found[label] = ", ".join(parts), tokens
+    return found
 
 
 def missing(run: Run) -> Iterator[str]:

@@ -1,10 +1,11 @@
-"""Acceptance and speed by the place of a token: along the answer, or along the whole context.
+"""Acceptance and speed by the place of a token: along the answer, along the whole context, or by its part.
 
 A step belongs to the place in which its first token lies. Seconds are those of steps, so prefill is left out.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
@@ -16,19 +17,24 @@ import numpy as np
 from specbench_ss.errors import UserError
 from specbench_ss.results.summary import Number, safe_div, total
 from specbench_ss.runs.columns import Ends
-from specbench_ss.runs.records import Run, SampleRecord
+from specbench_ss.runs.records import Array, Run, SampleRecord
 from specbench_ss.stats.intervals import Interval
 from specbench_ss.stats.pairs import Pairs
 
-ENDS = {"answer": (64, 256, 1024), "context": (512, 2048, 8192, 32768)}  # last tokens of all places but the last one
-Along = Literal["answer", "context"]
+ENDS = {  # last tokens of all places but the last one
+    "answer": (64, 256, 1024),
+    "context": (512, 2048, 8192, 32768),
+    "part": (),  # the last token of the thinking, of each output
+}
+PARTS = ("thinking", "answer")
+Along = Literal["answer", "context", "part"]
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceRow:
     """One method on the steps that begin in one place."""
 
-    place: Col[str, "first and last token of the place, as in `65-256`"]
+    place: Col[str, "first and last token of the place, as in `65-256`; or `thinking`, `answer`"]
     method: Col[str, "label of the method: its name with the given options"]
     n_questions: Col[int, "questions with such steps of both the method and the baseline", "questions"]
     tokens: Col[int, "output tokens of these steps", "tokens"]
@@ -49,12 +55,15 @@ def place_rows(
 
     invalid: methods without valid times, whose rows have none.
 
-    along: count tokens of the answer, or of prompt and answer. ends: last token of each place but the last one; empty:
-    ENDS. Only prompts count for which both the method and the baseline have steps in the place. Raises UserError for
-    another `along`, and for ends that are no whole numbers or do not increase from 1 on.
+    along: count tokens of the answer, or of prompt and answer; `part` separates thinking and answer.
+    ends: last token of each place but the last one; empty: ENDS. Only prompts count for which both the method and the
+    baseline have steps in the place. Raises UserError for another `along`, for ends that are no whole numbers or do not
+    increase from 1 on, and for `part` with ends, or of a run that did not record it.
     """
     if along not in ENDS:
-        raise UserError(f"places are counted along 'answer' or 'context', not {along!r}")
+        raise UserError(f"places are counted along 'answer', 'context' or 'part', not {along!r}")
+    if along == "part":
+        _check_thinking(run, ends)
     if not (isinstance(ends, Sequence) and all(type(end) is int for end in ends)):
         raise UserError(f"places end at whole numbers of tokens, as in (64, 256), not at {ends!r}")
     ends = tuple(ends) or ENDS[along]
@@ -64,11 +73,22 @@ def place_rows(
     for place, row in _parts(run, along, ends):
         found.setdefault((place, row.method), []).append(row)
     rows = []
-    for (place, name), method in product(enumerate(names(ends)), run.labels):
+    for (place, name), method in product(enumerate(PARTS if along == "part" else names(ends)), run.labels):
         pairs = Pairs(found.get((place, method), ()), found.get((place, run.baseline), ()))
         if pairs.questions:
             rows.append(_row(name, method, pairs, valid=method not in invalid, own=method == run.baseline))
     return rows
+
+
+def _check_thinking(run: Run, ends: Sequence[int]) -> None:
+    """Warn of outputs without an answer. Raise UserError for ends, or for a run without records of thinking."""
+    outputs = [row.thinking_tokens for row in run.rows if row.ok and not row.counted]
+    if ends or None in outputs:
+        raise UserError(
+            "places by part have no ends" if ends else "places by part need thinking_tokens: make the run again"
+        )
+    if unclosed := sum(row.ok and row.thinking_tokens == row.tokens for row in run.rows):
+        warnings.warn(f"{unclosed} of {len(outputs)} outputs end before </think>: all of it is thinking", stacklevel=4)
 
 
 def names(ends: Sequence[int]) -> list[str]:
@@ -86,8 +106,11 @@ def _parts(run: Run, along: Along, ends: Sequence[int]) -> list[tuple[int, Sampl
     tokens = kept.columns.tokens.astype(np.int64)
     earlier = np.cumsum(tokens) - tokens  # of all samples together
     first = earlier - np.repeat(earlier[kept.starts[:-1]] - offset, kept.counts)  # tokens before each step
-    wide = len(ends) + 1
-    cell = np.repeat(np.arange(len(samples)), kept.counts) * wide + np.searchsorted(ends, first, side="right")
+    wide = len(PARTS) if along == "part" else len(ends) + 1
+    place: Array = np.searchsorted(ends, first, side="right")
+    if along == "part":
+        place = first >= np.repeat([row.thinking_tokens or 0 for row in samples], kept.counts)
+    cell = np.repeat(np.arange(len(samples)), kept.counts) * wide + place
     many = np.bincount(cell, minlength=len(samples) * wide)
     sums = {
         name: np.bincount(cell, getattr(kept.columns, name), len(many))

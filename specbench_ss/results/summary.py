@@ -167,6 +167,21 @@ def served_columns(rows: Sequence[SampleRecord]) -> dict[str, Any]:
     }
 
 
+def implied_step_time(
+    run: Run, own: Sequence[SampleRecord], other: Sequence[SampleRecord], tau: float | None
+) -> float | None:
+    """Return the mean step time relative to the baseline's, from τ: τ / the speedup of the tokens after the first.
+
+    own, other: paired samples of a method and the baseline. tau: of the method. None if one of them is not known, and
+    if the baseline drafts, since its time per token is then not that of a step.
+    """
+    timed = [pair for pair in zip(own, other, strict=True) if all(row.tpot_s is not None for row in pair)]
+    if tau is None or not timed or any(row.accepted_tokens for row in run.of(run.baseline)):
+        return None
+    pace, of_baseline = (total(rows, "decode_s") / total(rows, "later") for rows in zip(*timed, strict=True))
+    return safe_div(tau * pace, of_baseline)
+
+
 def engine_tau(of: Sequence[Counted]) -> float | None:
     """Return 1 + accepted / drafts, as vLLM logs it: tokens per step that had a draft, before outputs are cut."""
     drafts, accepted = counted(of, "drafts"), counted(of, "accepted_tokens")
@@ -267,7 +282,12 @@ class SummaryRow:
     accept_s: Col[Number, "mean time per step of acceptance and compaction of the KV cache", "s"]
     host_s: Col[Number, "mean time per step of the rest, on the host", "s"]
     parts_residual_s: Col[Number, "step_s minus the four parts; 0 unless the clocks of host and device differ", "s"]
-    relative_step_time: Col[Number, "mean step time of the method / mean step time of `ar`; missing if invalid", "×"]
+    relative_step_time: Col[
+        Number,
+        "mean step time of the method / mean step time of `ar`; missing if invalid; of a server implied by its τ: "
+        "τ / speedup of the tokens after the first, missing if the first server drafts",
+        "×",
+    ]
     other_factor: Col[
         Number, "speedup / decode_speedup: effect of prefill, of the first token and of unequal output lengths", "×"
     ]
@@ -486,15 +506,18 @@ class _Compared:
 
     def steps(self, invalid: bool) -> dict[str, Any]:
         """Return the paired step metrics; of invalid numbers nothing that gives a speedup."""
-        tau = self.tally.tau
-        relative_step_time = None if invalid else safe_div(self.tally.step_s, self.baseline_tally.step_s)
-        columns = {
-            "mean_acceptance_length": tau,
+        columns: dict[str, Any] = {
+            "mean_acceptance_length": self.tally.tau,
             **self.tally.columns(),
-            "relative_step_time": relative_step_time,
-            "other_factor": safe_div(self.times.speedup(), safe_div(tau, relative_step_time)),
+            **served_columns(self.samples),
         }
-        return columns | served_columns(self.samples)
+        tau, step_time = columns["mean_acceptance_length"], None
+        if not invalid and self.run.served:
+            step_time = implied_step_time(self.run, self.samples, self.baseline_samples, tau)
+        elif not invalid:
+            step_time = safe_div(self.tally.step_s, self.baseline_tally.step_s)
+        other_factor = safe_div(self.times.speedup(), safe_div(tau, step_time))
+        return columns | {"relative_step_time": step_time, "other_factor": other_factor}
 
     def quality(self, margin: float) -> dict[str, Any]:
         """Return scores and ratings and, of a method that may change the answers, whether it is non-inferior."""

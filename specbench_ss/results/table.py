@@ -112,6 +112,10 @@ def level_columns(results: Results) -> list[Column]:
         "throughput_ratio", "× baseline", lambda r: format_speedup(r.throughput_ratio), _compared,
         meaning="throughput over the baseline's with as many requests in flight",
     )  # fmt: skip
+    step = Column(
+        "relative_step_time", "step", lambda r: format_speedup(r.relative_step_time),
+        lambda r: _compared(r) and r.relative_step_time is not None, meaning="time of a step over the baseline's",
+    )  # fmt: skip
     same = Column(
         "same_output", "same", lambda r: percent(r.same_output), lambda r: _compared(r) and r.same_output is not None,
         meaning="outputs equal to the baseline's of one request at a time",
@@ -130,7 +134,7 @@ def level_columns(results: Results) -> list[Column]:
         ),
         Column("speedup_interval", "95% CI", lambda r: interval(r.speedup_interval), _compared),
         known("mean_acceptance_length", "τ", format_number),
-        *([] if limits else [same]),
+        *([] if limits else [step, same]),
         Column("ttft_s_p50", "first ms", _ms("ttft_s_p50"), meaning="time to first token"),
         Column("tpot_s_p50", "ms/token", _ms("tpot_s_p50"), meaning="time per output token"),
         *(with_limits if limits else [latency]),

@@ -93,6 +93,7 @@ class RunConfig:
     dtype: str = RunOptions.dtype
     device: str = RunOptions.device
     data: str | None = None
+    columns: tuple[str, ...] = ()
     history: str = RunOptions.history
     trust_remote_code: bool = RunOptions.trust_remote_code
     chat_template: str | None = RunOptions.chat_template

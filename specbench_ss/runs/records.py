@@ -284,6 +284,9 @@ class SampleRecord(KeyedRecord):
     ] = None
     text: Col[str | None, "output text without special tokens"] = None
     reasoning: Col[str | None, "servers: text of the model before its output"] = None
+    thinking_tokens: Col[
+        Known, "output tokens up to `</think>`, the tag included; all if it is missing; 0 without thinking", "tokens"
+    ] = None
     token_ids: Col[list[int] | None, "output token ids, a list"] = None
     noise_reason: Col[str | None, "reason why the time is noisy; empty without noise, missing without telemetry"] = None
     n_reruns: Col[int | None, "re-runs because of noise; missing without telemetry"] = None

@@ -236,6 +236,7 @@ class _StoredQuestion(msgspec.Struct):
     references: tuple[tuple[str, ...], ...]
     metric: str | None
     history: tuple[Message, ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
 
 
 _read_questions = user_files.decoder(list[_StoredQuestion])

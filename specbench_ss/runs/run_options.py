@@ -173,6 +173,11 @@ class RunOptions(CommandOptions):
         "File or folder to read the suite's questions from, in place of its own data; or "
         "hub:OWNER/NAME[:CONFIG[:SPLIT]], a data set of the Hugging Face hub.",
     )
+    columns: list[str] | None = _what(
+        None,
+        "Name of a column in your data if it differs from the default, as in --columns prompt=question.",
+        metavar="NAME=COLUMN",
+    )
     endpoint: list[str] | None = _served(
         None,
         "Measure a server in place of --methods: the address of its OpenAI-compatible API, as "

@@ -124,6 +124,21 @@ def test_only_a_closed_loop_has_a_throughput_ratio_and_a_comparison(run: Run) ->
         assert row.speedup is not None and row.tokens_per_s is not None
 
 
+def test_the_relative_step_time_of_a_level_is_tau_over_the_speedup_of_later_tokens(run: Run) -> None:
+    def per(name: str, method: str) -> float:
+        rows = run.of(method)
+        return sum(row.decode_s or 0.0 for row in rows) / sum(getattr(row, name) or 0 for row in rows)
+
+    for level in run.concurrency:
+        level.steps = sum(row.steps or 0 for row in run.of(level.method))
+    for row in concurrency_rows(run):
+        expected = per("steps", row.method) / per("steps", "ar") if row.rate is None else None
+        assert row.relative_step_time == (expected and pytest.approx(expected)), (row.load, row.method)
+    summary = {row.method: row.relative_step_time for row in analyse(run).overall}
+    assert summary["ss"] == pytest.approx(per("steps", "ss") / per("steps", "ar"))
+    assert {row.relative_step_time for row in concurrency_rows(run, {"ss"}) if row.method == "ss"} == {None}
+
+
 @pytest.mark.parametrize("load", LOADS)
 def test_times_of_an_open_loop_are_no_finding(load: Load, run: Run) -> None:
     """Its requests wait for each other, so their times do not compare the servers alone."""

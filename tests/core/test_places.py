@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from specbench_ss import UserError, load_run
+from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.results.analysis import analyse
 from specbench_ss.results.places import names, place_rows
 from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
+from tests.tiny import tiny_model
 
 
 def test_parts_add_up_to_the_run(make_run: MakeRun) -> None:
@@ -60,7 +62,51 @@ def test_the_speed_of_a_place_is_that_of_its_steps(make_run: MakeRun) -> None:
     assert late.decode_speedup == pytest.approx((late.mean_acceptance_length or 0) / 2, rel=0.05)
 
 
-@pytest.mark.parametrize("wrong", [{"ends": (8, 8)}, {"ends": (0, 5)}, {"ends": 16}, {"ends": (1.5,)}, {"along": "x"}])
+def test_thinking_and_answer_are_places(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss"), questions=3))
+    with pytest.raises(UserError, match="places by part"):
+        place_rows(run, (), "part")
+    for row in run.rows:
+        row.thinking_tokens = 20
+    parts = place_rows(run, (), "part")
+    assert [replace(row, place="") for row in parts] == [replace(row, place="") for row in place_rows(run, ends=(20,))]
+    assert [row.place for row in parts] == ["thinking"] * 2 + ["answer"] * 2
+    run.of("ss")[0].thinking_tokens = run.of("ss")[0].tokens
+    with pytest.warns(UserWarning, match=f"^1 of {len(run.rows)} outputs end before </think>"):
+        unclosed = {(row.place, row.method): row for row in place_rows(run, (), "part")}
+    assert unclosed["thinking", "ss"].tokens > parts[1].tokens
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "expected"),
+    [
+        ("hi", "<think>b</think>c", 16),
+        ("hi<think>\n", "b</think>c", 9),
+        ("hi<think>", "bc", 2),
+        ("<think></think>", "b", 0),
+        ("hi", "a <think>b</think>", 0),
+    ],
+)
+def test_thinking_ends_with_its_tag(prompt: str, output: str, expected: int) -> None:
+    class Letters:
+        def decode(self, ids: list[int]) -> str:
+            return "".join(map(chr, ids))
+
+    info = ModelInfo(tiny_model("llama").config, Letters(), "m")
+    assert info.thinking_tokens([*map(ord, prompt)], [*map(ord, output)]) == expected
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ends": (8, 8)},
+        {"ends": (0, 5)},
+        {"ends": 16},
+        {"ends": (1.5,)},
+        {"along": "x"},
+        {"along": "part", "ends": (8,)},
+    ],
+)
 def test_wrong_places_are_refused(make_run: MakeRun, wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="places"):
         analyse(read_run(make_run())).places(**wrong)

@@ -48,11 +48,14 @@ class FakeTarget:
     eos_ids: frozenset[int] = frozenset({0})
     context_length, vocab_size, parameter_count = 1000, 256, 10
 
-    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+    def encode_chat(self, messages: list[dict[str, str]], tools: object = ()) -> list[int]:
         return list("".join(f"<{m['role'][0]}>{m['content']}" for m in messages).encode())
 
     def decode_text(self, ids: list[int]) -> str:
         return bytes(ids).decode()
+
+    def thinking_tokens(self, prompt: list[int], ids: list[int]) -> int:
+        return 0
 
     def next_logits(self, ids: list[int], cache: Any = None) -> torch.Tensor:
         return torch.arange(256.0)

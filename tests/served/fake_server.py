@@ -52,7 +52,8 @@ class Behaviour:
     delay: seconds that its clock passes for each piece, of all of an answer before the first is sent. buffered: tokens
     of the first piece. pause: seconds that it really waits before each answer. counted: sent as usage in mode
     `miscount`. timings: in place of llama.cpp's.
-    page: how it misbehaves at pages: `endless`, `drip`, `silent`, `gzip`, or `deep`. answers: samples of a run by the
+    page: how it misbehaves at pages: `endless`, `drip`, `silent`, `gzip`, or `deep`. cache: labels of vLLM's metric of
+    its KV cache, of each engine. answers: samples of a run by the
     last message; their outputs and counts are sent, as vLLM sends them.
     """
 
@@ -72,6 +73,7 @@ class Behaviour:
     counted: Any = None
     timings: Any = None
     page: str = ""
+    cache: tuple[dict[str, str], ...] = ()
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)
     remembers: bool = False  # twice as many tokens in a piece where a conversation was asked before
     other_tokens: int = 0  # that somebody else asks for meanwhile, at each request
@@ -328,6 +330,9 @@ def metrics(how: Behaviour) -> str:
         return 'sglang:spec_accept_length{model_name="m"} 2.9\n'
     label = '{engine="0",model_name="m"}'
     made = f"# TYPE vllm:generation_tokens counter\nvllm:generation_tokens_total{label} {float(how.counts['made'])}\n"
+    for engine, labels in enumerate(how.cache):
+        listed = ",".join(f'{name}="{value}"' for name, value in {**labels, "engine": engine}.items())
+        made += f"# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{{{listed}}} 1.0\n"
     if not how.drafted and how.metrics != "nan":
         return made
     names = {"drafts": "drafts", "drafted": "draft_tokens", "accepted": "accepted_tokens"}
@@ -343,10 +348,11 @@ def metrics(how: Behaviour) -> str:
 def main() -> None:
     """Serve on a port with a behaviour in JSON, until the process is ended.
 
-    dies_after: exit after so many requests, unless the file `unless` exists.
+    dies_after: exit after so many requests, unless the file `unless` exists. log: printed at the start.
     """
     port, given = int(sys.argv[1]), json.loads(sys.argv[2] if len(sys.argv) > 2 else "{}")
     dies_after, unless = given.pop("dies_after", None), given.pop("unless", "")
+    print(given.pop("log", ""), flush=True)
     server = Fake(Behaviour(**given), port)
 
     class Mortal(Handler):

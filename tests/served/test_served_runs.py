@@ -17,7 +17,7 @@ from specbench_ss import compare, load_run, run
 from specbench_ss.bench import server_run
 from specbench_ss.bench.run_loop import NullCallbacks
 from specbench_ss.bench.schedule import Sample, arrivals, plan
-from specbench_ss.bench.server_client import Server
+from specbench_ss.bench.server_client import Server, event
 from specbench_ss.cli.main import main
 from specbench_ss.errors import RunStopped, UserError
 from specbench_ss.results.checks import checks
@@ -83,6 +83,17 @@ def test_a_server_is_sent_all_that_stands_before_a_question(tmp_path: Path) -> N
     assert sent[-1] == few and [m["role"] for m in warm] == [m["role"] for m in few]
 
 
+def test_a_server_is_sent_the_tools_of_a_question(tmp_path: Path) -> None:
+    tools, file = [{"type": "function", "function": {"name": "weather"}}], tmp_path / "own.jsonl"
+    file.write_text(json.dumps({"prompt": "one fish", "tools": tools}) + "\n" + json.dumps({"prompt": "red fish"}))
+    with serving() as one:
+        measured([one], ["plain"], file, tmp_path / "run", concurrency=2)
+    sent = [(body["messages"][-1]["content"], body.get("tools")) for body in one.behaviour.asked[1:]]
+    assert set(map(str, sent)) == {str(("one fish", tools)), str(("red fish", None))} and len(sent) == 4
+    call = b'{"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"name":"weather","arguments":"{}"}}]}}]}'
+    assert [choice.delta and choice.delta.text for choice in event(call).choices or ()] == ["weather{}"]
+
+
 def test_a_server_that_takes_half_the_time_is_twice_as_fast(
     questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +108,25 @@ def test_a_server_that_takes_half_the_time_is_twice_as_fast(
     assert table.loc["fast", "speedup"] == pytest.approx(2.0) and table.loc["fast", "comparison"] == "faster"
     assert table.loc["slow", "comparison"] == "baseline" and set(table["baseline"]) == {"slow"}
     assert table["n_mismatch"].sum() == 0 and table.loc["fast", "n_text_differs"] == PROMPTS
+
+
+def test_the_relative_step_time_of_a_server_is_its_tau_over_its_speedup(
+    questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("prometheus_client")
+    clocked(monkeypatch, ticking())
+    with serving(Behaviour(metrics="vllm")) as one, serving(Behaviour(per_chunk=2, drafted=3, metrics="vllm")) as other:
+        made = measured([one, other], ["plain", "drafting"], questions, tmp_path / "run")
+        swapped = measured([other, one], ["drafting", "plain"], questions, tmp_path / "swapped")
+    table = made.summary(all=True).query("task == 'overall'").set_index("method")
+    row = table.loc["drafting"]
+    sums = made.samples.groupby("method")[["decode_s", "step_tokens"]].sum()
+    per_token = sums["decode_s"] / sums["step_tokens"]
+    assert row["decode_speedup"] == pytest.approx(per_token["plain"] / per_token["drafting"]) and per_token.min() > 0
+    assert row["relative_step_time"] == pytest.approx(7 / 4 / row["decode_speedup"])
+    assert table.loc["plain", "relative_step_time"] == 1
+    assert row["speedup"] == pytest.approx(row["decode_speedup"] * row["other_factor"])
+    assert swapped.summary()["relative_step_time"].isna().all()  # the baseline's step yields several tokens
 
 
 def test_the_estimate_after_warm_up_is_the_time_of_equal_answers(

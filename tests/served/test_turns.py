@@ -37,6 +37,9 @@ class Started:
     def fault(self) -> str:
         return self.starts.fault
 
+    def output(self) -> str:
+        return ""
+
     def stop(self) -> None:
         return
 

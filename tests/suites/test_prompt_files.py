@@ -15,7 +15,7 @@ from pyarrow import parquet
 from transformers import AutoConfig, AutoTokenizer
 
 from specbench_ss import prompt_files, registry
-from specbench_ss.bench.preflight import usable_questions
+from specbench_ss.bench.preflight import prompt_ids, usable_questions
 from specbench_ss.cli.main import main
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.errors import UserError
@@ -40,6 +40,7 @@ def shared(name: str, value: str) -> dict[str, str]:
 
 TWO = [text("user", "Hi?"), text("assistant", "Yes."), text("user", "More?"), text("assistant", "No.")]
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "weather", "description": "rain"}}
 AGENT = [
     text("developer", "Use tools."), text("user", "Bern?"), text("assistant", None) | {"tool_calls": [CALL]},
     text("tool", "7 degrees") | {"tool_call_id": "c1"}, text("user", "Basel?"),
@@ -84,6 +85,8 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], str]] = {  # name: (row, turns 
     "Arena-Hard 0.1": ({"question_id": "u", "cluster": "c", "turns": [{"content": "Hi?"}]}, ["Hi?"], ""),
     "MetaMath": ({"query": "Hi?", "response": "Yes.", "type": "t"}, ["Hi?"], "Yes."),
     "vLLM": ({"prompt": "Hi?"}, ["Hi?"], ""),
+    "DeepSpec": ({"turns": ["Hi?", "So?"]}, ["Hi?", "So?"], ""),
+    "speculator_benchmarks": ({"question_id": 5, "category": "qa", "prompt": "Hi?"}, ["Hi?"], ""),
     "Vicuna": ({"question_id": 1, "text": "Hi?", "category": "generic"}, ["Hi?"], ""),
 }  # fmt: skip
 
@@ -128,6 +131,24 @@ def test_csv_with_named_columns(tmp_path: Path) -> None:
     (tmp_path / "p.csv").write_text("prompt,id\na,b,c\n")
     with pytest.raises(UserError, match=r"p.csv:2: 3 cells"):
         load(tmp_path / "p.csv")
+
+
+def test_columns_of_any_name_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "p.csv").write_text("ask,expected,note\nHi?,Yes.,x\n")
+    words = f"run --methods ar --suite jsonl:{tmp_path}/p.csv --max-new-tokens 2 --warmup 0".split()
+    assert "none of the known columns" in failing([*words, "--dry-run"], capsys)
+    named = ["--columns", "prompt=ask", "--columns", "response=expected", "--out", str(tmp_path / "r")]
+    assert main([*words, *named]) == 0 and main([*words, *named, "--resume"]) == 0
+    (question,) = read_run(tmp_path / "r").questions
+    assert (question.turns, question.references) == (("Hi?",), (("Yes.",),))
+    assert "no column 'other'; there are ask" in failing([*words, "--columns", "prompt=other", "--dry-run"], capsys)
+    assert "--columns requires --data" in failing(["run", "--methods", "ar", "--columns", "prompt=ask"], capsys)
+
+
+def test_files_of_a_folder_are_tasks(tmp_path: Path) -> None:
+    lines(tmp_path / "gsm8k.jsonl", {"turns": ["1?"]}, {"turns": ["2?"], "category": "sums"})
+    lines(tmp_path / "alpaca.jsonl", {"turns": ["Hi?"]})
+    assert [(q.category, q.id) for q in load(tmp_path).questions] == [("alpaca", "0"), ("gsm8k", "1"), ("sums", "2")]
 
 
 def test_the_suites_read_other_forms_of_their_data_sets(tmp_path: Path) -> None:
@@ -260,6 +281,21 @@ def test_tool_messages_reach_the_template_as_published(tmp_path: Path) -> None:
     assert re.search(r"p.jsonl:1: .*roles developer, .*not supported", usable_questions(info, data).notes[-1])
 
 
+def test_tools_reach_the_template_or_are_refused(tmp_path: Path) -> None:
+    rows = [{"messages": AGENT, "tools": [TOOL]}, {"prompt": "Hi?", "tools": json.dumps([TOOL])}, {"prompt": "So?"}]
+    data = load(lines(tmp_path / "p.jsonl", *rows))
+    assert [q.tools for q in data.questions] == [(TOOL,), (TOOL,), ()] and not data.notes
+    tokenizer = AutoTokenizer.from_pretrained(LAB / "base")
+    info = ModelInfo(AutoConfig.from_pretrained(LAB / "base"), tokenizer, "small")
+    with pytest.raises(UserError, match=r"p.jsonl:1: the chat template omits tools; .*2 of 3 questions"):
+        usable_questions(info, data)
+    tokenizer.chat_template = "{% for m in messages %}{{ m | tojson }}{% endfor %}{{ tools | tojson if tools }}"
+    assert usable_questions(info, data) is data
+    assert all('"description": "rain"' in tokenizer.decode(prompt_ids(info, q)) for q in data.questions[:2])
+    with pytest.raises(UserError, match="p.jsonl:1: 'tools' must be a list of objects, or its JSON"):
+        load(lines(tmp_path / "p.jsonl", {"prompt": "Hi?", "tools": "[1]"}))
+
+
 def test_a_row_with_wrong_tool_calls_is_left_out(tmp_path: Path) -> None:
     bad = [text("user", None) | {"tool_calls": [CALL]}, *AGENT[2:]]
     data = load(lines(tmp_path / "p.jsonl", *[{"prompt": f"Hi {i}?"} for i in range(20)], {"messages": bad}))
@@ -272,11 +308,13 @@ def test_a_single_row_with_a_list_of_objects_is_one_question(tmp_path: Path) -> 
 
 
 def test_a_run_with_tool_messages_is_read_again(tmp_path: Path) -> None:
-    path = lines(tmp_path / "p.jsonl", {"messages": [AGENT[1], text("tool", "7") | {"name": "w"}, AGENT[4]]})
+    messages = [AGENT[1], text("tool", "7") | {"name": "w"}, AGENT[4]]
+    path = lines(tmp_path / "p.jsonl", {"messages": messages, "tools": [TOOL]})
+    (tmp_path / "t.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}{{ tools | tojson if tools }}")
     asked = ["run", "--methods", "ar", "--suite", f"jsonl:{path}", "--out", str(tmp_path / "run"), "--warmup", "1"]
-    assert main([*asked, "--max-new-tokens", "2"]) == 0
+    assert main([*asked, "--max-new-tokens", "2", "--chat-template", str(tmp_path / "t.jinja")]) == 0
     (question,) = read_run(tmp_path / "run").questions
-    assert question.history[1] == Message("tool", "7", name="w")
+    assert question.history[1] == Message("tool", "7", name="w") and question.tools == (TOOL,)
     assert "tool" not in json.dumps(Question("a", "b", ("c",), history=(Message("user", "d"),)).content())
 
 
