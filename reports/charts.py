@@ -127,7 +127,7 @@ def heat_map(
 
 
 def ranking(rows: Sequence[SummaryRow], styles: Mapping[str, Style], names: Sequence[str] = ()) -> go.Figure:
-    """Return speedups with 95 % intervals, a row a method; hollow: not significantly different from the baseline.
+    """Return speedups with 95% CIs, a row a method; hollow: not significantly different from the baseline.
 
     names: what to call the rows where it is not their methods.
     """
@@ -140,7 +140,7 @@ def ranking(rows: Sequence[SummaryRow], styles: Mapping[str, Style], names: Sequ
          "text": f"{format_speedup(row.speedup)}  τ {format_number(row.mean_acceptance_length)}"}
         for at, (row, _) in enumerate(shown)
     ]  # fmt: skip
-    made = _in_rows(traces, [name for _, name in shown], "speedup, 95 % interval", margin_r=124, annotations=notes)
+    made = _in_rows(traces, [name for _, name in shown], "speedup, 95% CI", margin_r=124, annotations=notes)
     return _with_ratios(made, ends)
 
 
@@ -255,7 +255,7 @@ def acceptance(rows: Sequence[SummaryRow], styles: Mapping[str, Style]) -> go.Fi
 
 
 def places(rows: Sequence[PlaceRow], styles: Mapping[str, Style]) -> go.Figure:
-    """Return the decode speedup by place of the answer with its 95 % interval, a line a method."""
+    """Return the decode speedup by place of the answer with its 95% CI, a line a method."""
     traces = []
     for label, style in styles.items():
         if points := [row for row in rows if row.method == label]:

@@ -9,14 +9,16 @@ from pathlib import Path
 
 from plotly.graph_objects import Figure
 
-from specbench_ss.errors import UserError, first_line, known_words, os_reason
+from specbench_ss.errors import UserError, first_line, known_words, os_errors
 from specbench_ss.reports import charts
 from specbench_ss.reports.html.assets import plotly_js
 from specbench_ss.reports.html.steps import ms_per_step
 from specbench_ss.reports.palette import styles
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.cost_model import points, roof_of, waterfalls
+from specbench_ss.results.ranking import by_speed
 from specbench_ss.results.report import Figures
+from specbench_ss.results.sample_checks import check_samples
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.results.text import pluralize, visible
 from specbench_ss.storage import replacing
@@ -37,8 +39,7 @@ class RunFigures(Figures):
 
     def __init__(self, results: Results, methods: Collection[str] = ()) -> None:
         run = results.run
-        if not run.rows:
-            raise UserError(f"nothing to draw: {run.path} has none of the run's {run.samples:,} samples")
+        check_samples(run, "draw")
         for label in methods:
             if label not in run.labels:
                 raise UserError(f"the run has no method {label!r}{known_words(label, run.labels)}")
@@ -46,7 +47,7 @@ class RunFigures(Figures):
         shown = methods or {row.method for row in results.overall} - own_baselines
         rows = [row for row in results.overall if row.method in shown]
         self.results = results
-        self.rows = sorted(rows, key=lambda row: -(row.speedup or 0.0))
+        self.rows = by_speed(rows)
         self.styles = styles(run.labels, own_baselines, run.baseline)
 
     @property
@@ -143,11 +144,8 @@ def write_plot(
         margin_t=44 + 14 * (lines := figures.title.count("<br>")), paper_bgcolor="white", width=round(width * INCH),
         height=round(height * INCH) if height else figure.layout.height + 34 + 14 * lines,
     )  # fmt: skip
-    try:
-        with replacing(path) as file:
-            file.write(_html(figure) if path.suffix == ".html" else _image(figure, path.suffix[1:]))
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {os_reason(error)}") from error
+    with os_errors(f"cannot write {path}"), replacing(path) as file:
+        file.write(_html(figure) if path.suffix == ".html" else _image(figure, path.suffix[1:]))
 
 
 def _html(figure: Figure) -> bytes:

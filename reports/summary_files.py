@@ -43,7 +43,7 @@ class MarkdownReport(_File):
         """Return the bytes of the file."""
         run = results.run
         model, suite = run.manifest["model"]["name"], run.manifest["suite"]["name"]
-        found = [check for check in results.checks if check.state in ("wrong", "warning")]
+        found = [check for check in results.checks if check.is_alert]
         alerts = [line for check in found for line in (f"- {check.sentence}", *(f"  - {line}" for line in check.lines))]
         lines = [f"# {model} on {suite}", "", results.headline, "", *alerts]
         notes = [f"{NO_MEAN}.\n"] if len(measures(run.questions)) > 1 else []

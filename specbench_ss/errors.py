@@ -75,6 +75,15 @@ def os_reason(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
+@contextmanager
+def os_errors(what: str) -> Iterator[None]:
+    """Turn an error of the operating system in the block into a UserError: 'WHAT: no such file or directory'."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{what}: {os_reason(error)}") from error
+
+
 def error_text(error: BaseException) -> str:
     """Return the text of an exception, with its kind if it is no UserError.
 

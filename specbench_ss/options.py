@@ -444,7 +444,3 @@ class PluginFile:
     file: str
     sha256: str
     methods: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return what a manifest and a preset record of the file."""
-        return {"file": self.file, "sha256": self.sha256, "methods": list(self.methods)}

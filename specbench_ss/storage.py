@@ -16,7 +16,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -150,8 +150,8 @@ def truncate(file: Path, size: int) -> None:
             os.fsync(f.fileno())
 
 
-def append(file: Any, records: Sequence[Mapping[str, Any]]) -> None:
-    """Append lines to a file opened unbuffered, and flush them to the disk.
+def append(file: Any, records: Sequence[Any]) -> None:
+    """Append records (see `encoded`) to a file opened unbuffered, and flush them to the disk.
 
     Raises ValueError for NaN or infinity. If writing fails, the written part is removed.
     """

@@ -14,13 +14,14 @@ import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TextIO, TypeVar
 
 import msgspec
 import yaml
 
-from specbench_ss.errors import UserError, first_line, os_reason
+from specbench_ss.errors import UserError, first_line, os_errors, os_reason
 
 T = TypeVar("T")
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -36,9 +37,13 @@ KIND_NAMES = {
 }
 
 
-def encoded(record: Mapping[str, Any]) -> bytes:
-    """Return a record as a line of JSON. Raises ValueError for NaN or infinity, TypeError for anything but JSON."""
-    return json.dumps(record, allow_nan=False).encode() + b"\n"
+def encoded(record: Any) -> bytes:
+    """Return a dictionary or a dataclass as a line of JSON.
+
+    Raises ValueError for NaN or infinity, TypeError for anything but JSON.
+    """
+    content = asdict(record) if is_dataclass(record) and not isinstance(record, type) else record
+    return json.dumps(content, allow_nan=False).encode() + b"\n"
 
 
 def decoder(kind: type[T]) -> Callable[[bytes], T]:
@@ -151,10 +156,8 @@ def open_text(path: Path) -> Iterator[TextIO]:
 def read_bytes(path: Path) -> bytes:
     """Return the file's content. Raises UserError if it cannot be read."""
     check_ends(path)
-    try:
+    with os_errors(f"cannot read {path}"):
         return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {os_reason(error)}") from error
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from specbench_ss.errors import UserError, os_reason
+from specbench_ss.errors import UserError, os_errors
 from specbench_ss.storage import replacing
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def download(url: str, sha256: str, path: Path, *, pause: float = 1.0) -> Path:
 
     sha256: of the content. pause: seconds before the first retry, doubled for each further one.
     """
-    try:
+    with os_errors(f"cannot write {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             _fetch(url, file, pause)
@@ -30,8 +30,6 @@ def download(url: str, sha256: str, path: Path, *, pause: float = 1.0) -> Path:
             actual = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
             if actual != sha256:
                 raise UserError(f"{url} has sha256 {actual}, expected {sha256}; the download was discarded")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {os_reason(error)}") from None
     return path
 
 

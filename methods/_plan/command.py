@@ -157,6 +157,7 @@ def _row(kind: str, cost: StepCost, found: Profile | None) -> dict[str, Any]:
 def _print(target: Target, context: int, rows: list[dict[str, Any]], profiled: str | None) -> None:
     """Print the table. profiled: method of the profile, if it names one."""
     from specbench_ss.cli.printing import print_table
+    from specbench_ss.results.table import Column
     from specbench_ss.results.text import format_number, format_speedup
 
     about = f"{target.parameter_count / 1e6:,.1f} M parameters, {target.number_format}, {target.device}"
@@ -165,20 +166,22 @@ def _print(target: Target, context: int, rows: list[dict[str, Any]], profiled: s
     print(
         "τ=N: speedup while decoding with N tokens per step; the drafters are untrained, so they have no τ of their own"
     )
-    columns = ["drafter", "nodes", "step", "drafting", *(f"τ={tau:g}" for tau in TAUS)]
+
+    def predicted_at(tau: float) -> Column:
+        return Column("speedup", f"τ={tau:g}", lambda row: format_speedup(row["speedup"].get(f"{tau:g}")))
+
+    columns = [
+        Column("drafter", "drafter", lambda row: row["drafter"], left=True),
+        Column("nodes", "nodes", lambda row: str(row["nodes"])),
+        Column("ratio", "step", lambda row: format_number(row["ratio"])),
+        Column("drafting", "drafting", lambda row: format_number(row["draft_ms"] / row["ar_ms"])),
+        *map(predicted_at, TAUS),
+    ]
     predicted = [row for row in rows if "profile_tau" in row]
-    columns += ["τ of profile", "speedup"] if predicted else []
-    groups = list[list[list[str]]]()
-    for kind, own in groupby(rows, key=lambda row: row["drafter"]):
-        groups.append([])
-        for row in own:
-            cells = ["" if groups[-1] else kind, str(row["nodes"]), format_number(row["ratio"])]
-            cells += [format_number(row["draft_ms"] / row["ar_ms"])]
-            cells += [format_speedup(row["speedup"].get(f"{tau:g}")) for tau in TAUS]
-            if predicted:
-                cells += [format_number(row.get("profile_tau")), format_speedup(row.get("profile_speedup"))]
-            groups[-1].append(cells)
-    print_table(columns, groups, left=("drafter",))
+    if predicted:
+        columns.append(Column("profile_tau", "τ of profile", lambda row: format_number(row.get("profile_tau"))))
+        columns.append(Column("profile_speedup", "speedup", lambda row: format_speedup(row.get("profile_speedup"))))
+    print_table(columns, [list(own) for _, own in groupby(rows, key=lambda row: row["drafter"])])
     noise = _noise(rows)
     if noise:
         print(noise)

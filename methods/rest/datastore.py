@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from specbench_ss import __version__, user_files
 from specbench_ss.engine.architectures import ModelInfo
-from specbench_ss.errors import UserError, first_line, os_reason
+from specbench_ss.errors import UserError, first_line, os_errors, os_reason
 from specbench_ss.storage import replacing_folder, write_json
 from specbench_ss.user_files import read_json
 
@@ -39,13 +39,11 @@ SAMPLES = 64
 
 def read_idx(path: Path) -> tuple[list[tuple[NDArray[Any], NDArray[Any]]], dict[str, Any]]:
     """Return memory-mapped (ids, suffix array) of every chunk, and the file's description. Raise UserError."""
-    try:
+    with os_errors(f"rest: cannot read datastore {path}"):
         size = path.stat().st_size
         if not size:
             raise UserError(f"rest: datastore {path} is empty")
         raw = np.asarray(np.memmap(path, np.uint8, "r"))
-    except OSError as error:
-        raise UserError(f"rest: cannot read datastore {path}: {os_reason(error)}") from None
     chunks: list[tuple[NDArray[Any], NDArray[Any]]] = []
     at = 0
     while at < size:
@@ -266,17 +264,14 @@ def build(
     give the same bytes. Raise UserError if there is no token, or one outside the base's vocabulary.
     """
     out = out.resolve()  # '.' has no parent and name
-    try:
-        with replacing_folder(out) as part:
-            header = _write(documents, base, made_of, part, chunk)
-            header["stored_suffixes"] = sum(header["chunks"]) > small
-            if not header["stored_suffixes"]:
-                _compress(part, base.vocab_size)
-            if draft:
-                header["advice"] = {"draft": draft}
-            write_json(part / HEADER, header)
-    except OSError as error:
-        raise UserError(f"cannot write the datastore {out}: {os_reason(error)}") from None
+    with os_errors(f"cannot write the datastore {out}"), replacing_folder(out) as part:
+        header = _write(documents, base, made_of, part, chunk)
+        header["stored_suffixes"] = sum(header["chunks"]) > small
+        if not header["stored_suffixes"]:
+            _compress(part, base.vocab_size)
+        if draft:
+            header["advice"] = {"draft": draft}
+        write_json(part / HEADER, header)
     return header
 
 

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import lzma
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ from markupsafe import Markup, escape
 
 from specbench_ss.reports import charts, palette
 from specbench_ss.reports.html.page_parts import finalize
-from specbench_ss.results.text import visible
+from specbench_ss.results.text import first_lines, visible
 
 PLOTLY = "plotly-cartesian-4.1.1.min.js.xz"  # of npm's plotly.js-cartesian-dist-min
 FOLDER = Path(__file__).parent / "templates"
 STYLES = ("report.css", "replay.css", "narrow.css")
+SHOWN = 12  # lines of a list of findings; the rest is counted
 
 
 @cache
@@ -67,7 +68,7 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=finalize,
     )
-    made.filters |= {"exact": _exact, "brief": _brief, "ticks": _ticks}
+    made.filters |= {"exact": _exact, "brief": _brief, "ticks": _ticks, "first_lines": partial(first_lines, most=SHOWN)}
     return made
 
 

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any
 
 from specbench_ss import __version__
 from specbench_ss.errors import UserError
 from specbench_ss.reports import charts
-from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Table, method_cell, plain
+from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Table, method_cell, plain, shared, verdict_cell
 from specbench_ss.reports.palette import Style, styles, symbols
 from specbench_ss.results.analysis import Results
-from specbench_ss.results.checks import worst_first
-from specbench_ss.results.compare import ANYWAY, Change, ComparedRow, Difference, compared, differences, judged
-from specbench_ss.results.comparison_text import NAMES, change_text, comparison_finding, interval_text
+from specbench_ss.results.compare import ANYWAY, ComparedRow, Difference, compared, differences, judged
+from specbench_ss.results.comparison_text import NAMES, change_columns, comparison_finding, verdict
+from specbench_ss.results.findings import worst_first
+from specbench_ss.results.ranking import speedup
 from specbench_ss.results.summary import OVERALL, SummaryRow
-from specbench_ss.results.text import MISSING, format_number, format_speedup, interval, pluralize, title, visible
+from specbench_ss.results.table import ranking_columns
+from specbench_ss.results.text import MISSING, format_number, interval, pluralize, title, visible
 from specbench_ss.runs.records import Run
 
 MOST_RUNS = len(ascii_uppercase)
 HASH = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{8,}\b")
-VERDICTS = {"faster": "good", "higher": "good", "slower": "bad", "lower": "bad", "invalid": "bad"}
+IN_RUNS = ("speedup", "speedup_interval", "mean_acceptance_length", "tokens_per_s", "n_prompts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ def _runs(named: Sequence[Named]) -> Table:
 
 def _worst(one: Named) -> str:
     """Return the worst finding of the checks of a run, and the number of the others."""
-    found = [check for check in worst_first(one.results.checks) if check.state in ("wrong", "warning")]
+    found = [check for check in worst_first(one.results.checks) if check.is_alert]
     if not found:
         return "✓"
     sign = "✕" if found[0].state == "wrong" else "!"
@@ -122,7 +124,7 @@ def _matrix(named: Sequence[Named], look: Mapping[str, Style]) -> Table:
         return Column(f"{one.letter}: {one.run.path.name}", lambda label: _in_run(one.overall.get(label)))
 
     columns = [Column("method", lambda label: method_cell(look[label]), numeric=False), *map(of, named)]
-    caption = f"Speedup over {named[0].run.baseline} in each run, 95 % CI, τ"
+    caption = f"Speedup over {named[0].run.baseline} in each run, 95% CI, τ"
     return Table.of("methods-by-runs", columns, _ranked(named), caption)
 
 
@@ -130,7 +132,7 @@ def _in_run(row: SummaryRow | None) -> Cell:
     if row is None:
         return plain(MISSING)
     small = " · ".join(filter(None, (interval(row.speedup_interval), f"τ {format_number(row.mean_acceptance_length)}")))
-    return replace(_speedup(row), small=(small,), strong=row.comparison in ("faster", "slower"))
+    return Cell(speedup(row), row.speedup, (small,), strong=row.comparison in ("faster", "slower"))
 
 
 def _differences(named: Sequence[Named], found: Sequence[tuple[str, Sequence[Difference]]]) -> Table:
@@ -154,16 +156,18 @@ def _differences(named: Sequence[Named], found: Sequence[tuple[str, Sequence[Dif
 def _speedups(named: Sequence[Named], look: Mapping[str, Style]) -> Chart:
     """Return every method's speedup in every run on one axis, the fastest method first."""
     rows = [(one.overall[label], one.letter) for label in _ranked(named) for one in named if label in one.overall]
+    known = ranking_columns(named[0].results.config)
+
+    def of(key: str) -> Column:
+        column = shared(known[key])
+        return Column(column.title, lambda pair: column.cell(pair[0]))
+
     names = [f"{look[row.method].name}, {letter}" for row, letter in rows]
     drawn = charts.ranking([row for row, _ in rows], look, names)
     columns = [
         Column("method", lambda pair: method_cell(look[pair[0].method]), numeric=False),
         Column("run", lambda pair: pair[1], numeric=False),
-        Column("speedup", lambda pair: _speedup(pair[0])),
-        Column("95 % CI", lambda pair: _interval(pair[0])),
-        Column("τ", lambda pair: pair[0].mean_acceptance_length),
-        Column("tokens/s", lambda pair: pair[0].tokens_per_s, digits=1),
-        Column("prompts", lambda pair: pair[0].n_prompts, digits=0),
+        *map(of, IN_RUNS),
     ]
     table = Table.of("speedups", columns, rows, "Every method in every run")
     title = f"Speedup over {named[0].run.baseline} of the same run"
@@ -190,14 +194,6 @@ def _ranked(named: Sequence[Named]) -> list[str]:
     return sorted(best, key=lambda label: -best[label])
 
 
-def _speedup(row: SummaryRow) -> Cell:
-    return Cell("invalid" if row.comparison == "invalid" else format_speedup(row.speedup), row.speedup)
-
-
-def _interval(row: SummaryRow) -> Cell:
-    return Cell(interval(row.speedup_interval), row.speedup_interval[0] if row.speedup_interval else None)
-
-
 def _known(pair: Pair, metric: str) -> bool:
     return any(row.changes[metric].a is not None for row in _overall(pair, metric))
 
@@ -213,28 +209,11 @@ def _changes(pair: Pair, metric: str, look: Mapping[str, Style]) -> Table:
 
 
 def _columns(pair: Pair, metric: str, look: Mapping[str, Style]) -> list[Column]:
-    digits = NAMES[metric][1]
-    return [
-        Column("method", lambda row: method_cell(look[row.method]), numeric=False),
-        Column("A", lambda row: row.changes[metric].a, digits=digits),
-        Column(pair.letter, lambda row: row.changes[metric].b, digits=digits),
-        Column("change", lambda row: _change(metric, row.changes[metric])),
-        Column("95 % CI", lambda row: _ends(metric, row.changes[metric])),
-        Column("verdict", lambda row: _verdict(row.changes[metric]), numeric=False),
-        Column("prompts", "n_prompts", digits=0),
-    ]
-
-
-def _change(metric: str, change: Change) -> Cell:
-    return Cell(change_text(metric, change.change), change.change, strong=change.verdict in VERDICTS)
-
-
-def _ends(metric: str, change: Change) -> Cell:
-    return Cell(interval_text(metric, change), change.interval[0] if change.interval else None)
-
-
-def _verdict(change: Change) -> Cell:
-    return Cell(change.verdict, change.verdict, tag=VERDICTS.get(change.verdict, "flat"))
+    own = {
+        "method": Column("method", lambda row: method_cell(look[row.method]), numeric=False),
+        "verdict": Column("verdict", lambda row: verdict_cell(verdict(row.changes[metric])), numeric=False),
+    }
+    return [own.get(column.key) or shared(column) for column in change_columns(metric, pair.letter)]
 
 
 def _tasks(pair: Pair, look: Mapping[str, Style]) -> Table:

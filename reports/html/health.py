@@ -5,45 +5,35 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from math import comb
 from typing import Any
 
 from specbench_ss.options import value_text
-from specbench_ss.reports.html.page_parts import Cell, Column, Fact, Notice, Table, View
-from specbench_ss.reports.html.samples import VERDICTS
-from specbench_ss.results.checks import Check, CheckState
+from specbench_ss.reports.html.page_parts import Cell, Column, Fact, Table, View, figure
+from specbench_ss.results import frames
 from specbench_ss.results.concurrency import at_a_time, rates
 from specbench_ss.results.published import Mark, PublishedComparison, comparable, compare_with_published
 from specbench_ss.results.sample_checks import NOT_LOCKED
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.results.text import format_number, format_speedup, parameters, pluralize, scientific
+from specbench_ss.results.text import format_number, parameters, pluralize, scientific
 from specbench_ss.runs.config import decoding
 from specbench_ss.runs.records import KILLED, Run
 
-SHOWN = 12  # lines of a list; the rest is counted
 LOW = 1e-3  # smaller p are shown by their exponent
-LEVELS: dict[CheckState, str] = {"wrong": "error", "warning": "warning", "not checked": "unknown", "ok": "ok"}
-
-
-def notices(made: Sequence[Check]) -> list[Notice]:
-    """Return these checks."""
-    return [Notice(LEVELS[check.state], check.sentence, _some(check.lines)) for check in made]
 
 
 def differences(view: View) -> Sequence[str]:
     """Describe the outputs that differ, with the first token that differs."""
-    return _some(
-        [
-            f"{_compared(view.overall[s.method])} on {s.question_id}, turn {s.turn + 1}: "
-            + f"{s.verdict} at token {s.first_difference}"
-            + (f", {s.drop:.3g} below the best logit" if s.drop is not None else f" ({s.reason})" if s.reason else "")
-            for s in view.run.output_match
-            if s.verdict in ("mismatch", "numerical tie", "length differs")
-        ]
-    )
+    return [
+        f"{_compared(view.overall[s.method])} on {s.question_id}, turn {s.turn + 1}: "
+        + f"{s.verdict} at token {s.first_difference}"
+        + (f", {s.drop:.3g} below the best logit" if s.drop is not None else f" ({s.reason})" if s.reason else "")
+        for s in view.run.output_match
+        if s.verdict in ("mismatch", "numerical tie", "length differs")
+    ]
 
 
 def _compared(row: SummaryRow) -> str:
@@ -71,7 +61,7 @@ def output_match(view: View) -> Table:
     columns = [
         view.method(),
         Column("against", _against, numeric=False),
-        *(Column(verdict, _counts(verdict), digits=0) for verdict in VERDICTS),
+        *(Column(name, of.cell, digits=0) for name, of in zip(frames.VERDICTS, frames.COUNTED, strict=True)),
         Column("failed", "n_failed", digits=0),
     ]
     if any(row.bias for row in view.overall.values()):
@@ -84,10 +74,6 @@ def output_match(view: View) -> Table:
         ]
     rows = [row for row in view.overall.values() if row.comparison != "baseline" or row.output_match]
     return Table.of("output-match", columns, rows)
-
-
-def _counts(verdict: str) -> Callable[[SummaryRow], int]:
-    return lambda row: row.output_match.get(verdict, 0)
 
 
 def _p(row: SummaryRow) -> Cell:
@@ -105,11 +91,6 @@ def _against(row: SummaryRow) -> str:
         return f"nothing: it is the baseline of {', '.join(row.reference_of)}"
     compared = row.lossless or row.output_match.get("identical") or row.output_match.get("text differs")
     return row.reference if compared else "nothing: its output may differ"
-
-
-def _some(lines: Sequence[str]) -> list[str]:
-    rest = len(lines) - SHOWN
-    return [*lines[:SHOWN], *([f"and {rest:,} more"] if rest > 0 else [])]
 
 
 def chips(run: Run) -> list[tuple[str, str]]:
@@ -134,11 +115,11 @@ def chips(run: Run) -> list[tuple[str, str]]:
 
 
 def _limit(run: Run) -> str:
-    """Return the limit of outputs: 'outputs limited to 64 tokens (81 % reached it)', a share of the baseline's."""
+    """Return the limit of outputs: 'outputs limited to 64 tokens (81% reached it)', a share of the baseline's."""
     limit = f"outputs limited to {pluralize(run.manifest['suite']['max_new_tokens'], 'token')}"
     ends = [row.finish for row in run.rows if row.ok and row.method == run.baseline]
     reached = 100 * ends.count("length") / len(ends) if ends else 0
-    return f"{limit} ({reached:.0f} % reached it)" if reached else limit
+    return f"{limit} ({reached:.0f}% reached it)" if reached else limit
 
 
 def _on(run: Run) -> str:
@@ -232,8 +213,8 @@ def published(view: View) -> Table | None:
         view.method(),
         Column("τ", "tau"),
         Column("published τ", lambda one: one.entry.tau),
-        Column("speedup", lambda one: Cell(format_speedup(one.speedup), one.speedup)),
-        Column("published speedup", lambda one: Cell(format_speedup(one.entry.speedup), one.entry.speedup)),
+        Column("speedup", "speedup", unit="×"),
+        Column("published speedup", lambda one: figure(one.entry.speedup, unit="×")),
         Column("model", lambda one: f"{SIGNS[one.marks['model']]} {one.entry.model}", numeric=False),
         Column("GPU", lambda one: f"{SIGNS[one.marks['GPU']]} {one.entry.gpu}", numeric=False),
         Column("compares", lambda one: comparable(one.marks), numeric=False),

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specbench_ss.reports import charts
-from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Table, View, figure, plain
-from specbench_ss.results import ranking
-from specbench_ss.results.concurrency import ConcurrencyRow, kv_caches, limits_text
+from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Table, View, figure, percent_cell, shared
+from specbench_ss.reports.html.steps import WAITS
+from specbench_ss.results.concurrency import ConcurrencyRow, kv_caches
 from specbench_ss.results.cost_model import MachineRow, points, roof_of
 from specbench_ss.results.draft_schedule import ScheduleEntry
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.results.text import MISSING, format_number, format_speedup, interval, percent
+from specbench_ss.results.table import level_columns
+from specbench_ss.results.text import MISSING, format_number, format_speedup, interval
 
 
 def _share(title: str, of: str, digits: int = 0) -> Column:
@@ -96,7 +97,7 @@ def roofline(view: View) -> Chart | None:
         Column("GFLOP/s", "rate", "Counted FLOP / measured seconds of that part", per=1e9),
         Column(
             "of the limit",
-            lambda point: _percent(point.rate / roof.at(point.intensity)),
+            lambda point: percent_cell(point.rate / roof.at(point.intensity)),
             "Share of this machine's limit at this arithmetic intensity",
         ),
     ]
@@ -161,7 +162,9 @@ def servers(view: View) -> Table | None:
         Column("τ", "τ", by_counts),
         Column("relative step time", "step_time", "τ / speedup of the tokens after the first", unit="×"),
         Column(
-            "acceptance rate", lambda row: _percent(row["accepted"]), "Accepted / drafted tokens, by the same counts"
+            "acceptance rate",
+            lambda row: percent_cell(row["accepted"]),
+            "Accepted / drafted tokens, by the same counts",
         ),
         Column("KV cache", lambda row: Cell(*caches[row["method"]]), "Tokens, and requests of the longest context"),
     ]
@@ -179,60 +182,27 @@ def _server(entry: Mapping[str, Any], row: SummaryRow) -> dict[str, Any]:
     return {"method": row.method, **reported, **measured}
 
 
-def _percent(share: float | None) -> Cell:
-    return Cell(percent(share, 1), share)
-
-
 def in_flight(view: View) -> Table | None:
     """Return a row for each load and method; None if requests ran one at a time."""
-    found, baseline, limits = view.results.concurrency_rows, view.run.baseline, limits_text(view.run.manifest)
+    found, shown = view.results.concurrency_rows, level_columns(view.results, wide=True)
     if not found:
         return None
-    compared = [
-        Column("× baseline", _throughput, f"tokens/s: method / {baseline}, with as many concurrent requests"),
-        Column("speedup", _speedup, f"Time per token of a request: {baseline} / method, paired by prompt"),
-        Column(
-            "95 % CI",
-            lambda row: plain(interval(row.speedup_interval)),
-            f"Of that speedup; none {ranking.WITHOUT_INTERVAL}",
-        ),
-    ]
-    columns = [
-        _load(found),
-        view.method("server" if view.served else "method"),
-        Column("tokens/s", "tokens_per_s", "Output tokens / time of all requests together", 1),
-        *(compared if any(not row.is_baseline for row in found) else []),
-        _wait("TTFT", "ttft"),
-        _wait("TPOT", "tpot"),
-        _wait("latency", "latency"),
-        *([Column("goodput", "goodput", f"Requests/s with {limits}"), _SLO] if limits else []),
-        Column("τ", "mean_acceptance_length"),
-        Column("relative step time", "relative_step_time", "τ / speedup of the tokens after the first", unit="×"),
-        *([_SAME] if any(row.same_output is not None and not row.is_baseline for row in found) else []),
-        Column("requests", lambda row: figure(row.requests, 0, small=[f"{row.failed} failed"] if row.failed else [])),
-    ]
-    return Table.of("in-flight", columns, found, "Load levels: throughput and latency")
+    own = {
+        "load": shared(shown[0], of=_load(found), fields=("concurrency", "rate")),
+        "method": view.method("server" if view.served else "method"),
+        **{f"{name}_s_p50": _wait(title, name) for name, title in WAITS.items()},
+    }
+    columns = [own.get(column.key) or shared(column) for column in shown if column.key != "failed"]
+    requests = Column(
+        "requests", lambda row: figure(row.requests, 0, small=[f"{row.failed} failed"] * (row.failed > 0))
+    )
+    return Table.of("in-flight", [*columns, requests], found, "Load levels: throughput and latency")
 
 
-_SLO = Column("SLO", lambda row: _percent(row.slo_attainment), "Share of the planned requests within all limits")
-
-
-_SAME = Column(
-    "same output",
-    lambda row: _percent(row.same_output),
-    "Outputs equal to the baseline's of one request at a time; the baseline's own row shows what its batches change",
-)
-
-
-def _load(rows: Sequence[ConcurrencyRow]) -> Column:
-    """Return the column of the load, which sorts as the rows do."""
+def _load(rows: Sequence[ConcurrencyRow]) -> Callable[[ConcurrencyRow], Cell]:
+    """Return the cell of a load, which sorts as the rows do."""
     loads = list(dict.fromkeys(row.load for row in rows))
-    rates = "; /s: arrivals per second, times count from the planned arrival" * any(row.rate for row in rows)
-
-    def of(row: ConcurrencyRow) -> Cell:
-        return Cell(str(row.load), loads.index(row.load), values=(row.concurrency, row.rate))
-
-    return Column("load", of, f"Requests in flight{rates}", fields=("concurrency", "rate"))
+    return lambda row: Cell(str(row.load), loads.index(row.load), values=(row.concurrency, row.rate))
 
 
 def draft_schedule(view: View) -> Table | None:
@@ -247,7 +217,7 @@ def draft_schedule(view: View) -> Table | None:
             entry = entries.get((row["method"], level))
             return _scheduled(entry, entry in chosen) if entry else Cell(MISSING)
 
-        return Column(f"{level} in flight", of, "Time per token of a request: baseline / server, with its 95 % CI")
+        return Column(f"{level} in flight", of, "Time per token of a request: baseline / server, with its 95% CI")
 
     values = [f"vLLM, {group}, fields of --speculative-config: {json.dumps(f)}" for group, f in schedule.vllm().items()]
     return Table.of(
@@ -263,20 +233,12 @@ def _scheduled(entry: ScheduleEntry, chosen: bool) -> Cell:
     return Cell(format_speedup(entry.speedup), entry.speedup, [interval(entry.speedup_interval)], strong=chosen)
 
 
-def _throughput(row: ConcurrencyRow) -> Cell:
-    return Cell(format_speedup(row.throughput_ratio), row.throughput_ratio)
-
-
-def _speedup(row: ConcurrencyRow) -> Cell:
-    return Cell("" if row.speedup is None else ranking.marked_speedup(row.speedup, row.comparison), row.speedup)
-
-
 def _wait(title: str, name: str) -> Column:
     digits = 2 if name == "tpot" else 1
 
     def of(row: ConcurrencyRow) -> Cell:
         median, late = (row.waits[f"{name}_s_{quantile}"] for quantile in ("p50", "p95"))
-        small = [] if late is None else [f"95 %: {format_number(1000 * late, digits)}"]
+        small = [] if late is None else [f"95%: {format_number(1000 * late, digits)}"]
         return figure(None if median is None else 1000 * median, digits, small=small)
 
     return Column(title, of, "Milliseconds: median and 95th percentile")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any
 
 from specbench_ss.reports.palette import Style
-from specbench_ss.results import frames
+from specbench_ss.results import frames, table
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.results.text import format_number, visible
+from specbench_ss.results.text import format_number, percent, visible
 from specbench_ss.runs.records import Run
 
 MEANINGS = {column.name: column.meaning for column in (*frames.LEVELS, *frames.MACHINE, *frames.SUMMARY)}
@@ -82,6 +82,27 @@ class Column:
         if not self.numeric:
             return plain(value or "")
         return figure(value if value is None or self.per == 1 else value / self.per, self.digits, self.unit)
+
+
+VERDICTS = {"faster": "good", "higher": "good", "slower": "bad", "lower": "bad", "invalid": "bad"}  # others: flat
+
+
+def verdict_cell(verdict: str) -> Cell:
+    """Return a cell with a verdict on a change or a speedup."""
+    return Cell(verdict, verdict, tag=VERDICTS.get(verdict, "flat"))
+
+
+def shared(column: table.Column, **changes: Any) -> Column:
+    """Return a column of the terminal's tables for the page. changes: fields that differ on the page."""
+    made = Column(
+        column.title,
+        lambda row: Cell(
+            column.cell(row), column.sort_key(row), strong=column.strong is not None and column.strong(row)
+        ),
+        column.meaning or MEANINGS.get(column.key, ""),
+        numeric=not column.left,
+    )
+    return replace(made, **changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,15 +201,6 @@ class Fact:
     main: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """Something that the reader must not miss. level: 'error', 'warning', 'unknown' or 'ok'. title: a sentence."""
-
-    level: str
-    title: str
-    lines: Sequence[str] = field(default=())
-
-
 def _values(column: Column, cell: Cell) -> Sequence[float | str | None]:
     """Return what a cell is in a CSV file: None is written as nothing."""
     if column.fields:
@@ -204,3 +216,8 @@ def plain(text: str, sort: str | None = None) -> Cell:
 def figure(value: float | None, digits: int = 2, unit: str = "", **rest: Any) -> Cell:
     """Return a cell with a number."""
     return Cell(format_number(value, digits, unit), value, **rest)
+
+
+def percent_cell(share: float | None) -> Cell:
+    """Return a cell with a share of 1."""
+    return Cell(percent(share, 1), share)

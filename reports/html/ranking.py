@@ -8,14 +8,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specbench_ss.reports.charts import ratio_axis
-from specbench_ss.reports.html.page_parts import Cell, Column, Table, View, plain
+from specbench_ss.reports.html.page_parts import VERDICTS, Cell, Column, Table, View, plain
 from specbench_ss.reports.palette import Style
 from specbench_ss.results import ranking as run_ranking
 from specbench_ss.results.analysis import Budget, trained_tokens
 from specbench_ss.results.checks import baseline_noise, often_noisy
 from specbench_ss.results.ranking import RankRange
 from specbench_ss.results.summary import SummaryRow, failing
-from specbench_ss.results.text import MISSING, format_number, format_speedup, interval, percent
+from specbench_ss.results.table import ranking_columns
+from specbench_ss.results.text import MISSING, format_number, format_speedup
 from specbench_ss.runs.config import verification_text
 
 Tag = tuple[str, str]  # text; 'good', 'flat', 'note' or 'bad'
@@ -25,17 +26,9 @@ QUALITY: dict[str, Tag] = {
     "not shown": ("quality not settled: too few outputs", "flat"),
 }
 BIAS = {"biased": "bad", "no bias found": "good", "too few tokens": "note", "not testable": "note"}
-VERDICTS: dict[str, Tag] = {
-    "faster": ("faster", "good"),
-    "slower": ("slower", "bad"),
-    "not significant": ("not significant", "flat"),
-    "insufficient data": ("insufficient data", "flat"),
-    "invalid": ("invalid", "bad"),
-    "baseline": ("baseline", "flat"),
-}
 NOISY: Tag = ("noisy timing: a tenth or more of the samples, or of the baseline's", "note")
 MAYBE: Tag = ("within baseline noise: a method that drafts nothing reaches this speedup", "note")
-UNSTABLE: Tag = ("unstable timing: times of the same work differ by more than 10 %", "note")
+UNSTABLE: Tag = ("unstable timing: times of the same work differ by more than 10%", "note")
 LOSSY: Tag = ("lossy: may change outputs, so its speed alone has little meaning", "note")
 ANOTHER_MODEL: Tag = ("decodes another model than the baseline", "note")
 FEW: Tag = (f"insufficient data: no interval {run_ranking.WITHOUT_INTERVAL}", "note")
@@ -47,8 +40,8 @@ NO_RANK = "–"  # of methods slower than the baseline, without an interval, los
 class Ranked:
     """One method of the ranking. rank: '1', '1–3' if the order is open, NO_RANK, or '' for the baseline.
 
-    at, ends: percent along the axis of its speedup and interval. tags: reasons of its status, the worst first.
-    controls: autoregressive decodings of its own model, folded below it.
+    at, ends: percent along the axis of its speedup and interval. cells: texts by the keys of `ranking_columns`. tags:
+    reasons of its status, the worst first. controls: autoregressive decodings of its own model, folded below it.
     """
 
     label: str
@@ -56,15 +49,8 @@ class Ranked:
     rank: str
     at: float | None
     ends: tuple[float, float] | None
-    speedup: str
-    interval: str
-    decode: str
-    tau: str
+    cells: Mapping[str, str]
     nodes: str
-    acceptance: str
-    step_time: str
-    rate: str
-    output: str
     tags: Sequence[Tag]
     sure: bool = False
     own_model: str = ""
@@ -113,11 +99,23 @@ def axis_of(rows: Iterable[SummaryRow]) -> Axis:
 def ranking(view: View, axis: Axis, found: Sequence[Budget]) -> list[Ranked]:
     """Return the methods in order, controls under the first method that is compared with them."""
     overall, rank_ranges, place, made = view.overall, view.results.rank_ranges, 0, list[Ranked]()
-    tags, left, failed = _all_tags(view), controls(overall), failing(view.results.rows)
-    decode = {row.method: row.decode_speedup for row in view.results.machine_rows}
+    left, failed = controls(overall), failing(view.results.rows)
+    noise, noisy = baseline_noise(overall.values()), often_noisy(view.run)
     config, nodes = view.results.config, {budget.method: budget.drafted for budget in found}
+    columns = [*ranking_columns(config).values()]
     rows = {
-        label: _ranked(row, view.look[label], axis, decode.get(label), nodes.get(label), tags[label], config)
+        label: Ranked(
+            label=label,
+            style=view.look[label],
+            rank="",
+            at=None if row.speedup is None else axis.at(row.speedup),
+            ends=row.speedup_interval and (axis.at(row.speedup_interval[0]), axis.at(row.speedup_interval[1])),
+            cells={one.key: one.cell(row) for one in columns} | {"output": run_ranking.short_output(row, config)},
+            nodes=format_number(nodes.get(label) or None, 1),
+            tags=_tags(row, config, noise is not None and noise.holds(row), label in noisy),
+            sure=row.comparison in ("faster", "slower"),
+            own_model=f"{run_ranking.own_model(row)} over {row.reference}" if row.reference_speedup is not None else "",
+        )
         for label, row in overall.items()
     }
     for label in [label for label in rows if label not in left]:
@@ -140,53 +138,13 @@ def _rank(place: int, found: RankRange | None) -> str:
     return f"{place}" if found is None or found.best == found.worst else f"{found.best}–{found.worst}"
 
 
-def _ranked(
-    row: SummaryRow,
-    style: Style,
-    axis: Axis,
-    decode: float | None,
-    nodes: float | None,
-    tags: Sequence[Tag],
-    config: Mapping[str, Any],
-) -> Ranked:
-    ends = row.speedup_interval
-    return Ranked(
-        label=row.method,
-        style=style,
-        rank="",
-        at=None if row.speedup is None else axis.at(row.speedup),
-        ends=None if ends is None else (axis.at(ends[0]), axis.at(ends[1])),
-        speedup=run_ranking.speedup(row),
-        interval=interval(row.speedup_interval),
-        decode=format_speedup(decode),
-        tau=format_number(row.mean_acceptance_length),
-        nodes=format_number(nodes or None, 1),
-        acceptance=percent(row.acceptance_rate),
-        step_time=format_number(row.relative_step_time),
-        rate=format_number(row.tokens_per_s, 1),
-        output=_output(row, config)[0],
-        tags=tags,
-        sure=row.comparison in ("faster", "slower"),
-        own_model=f"{run_ranking.own_model(row)} over {row.reference}" if row.reference_speedup is not None else "",
-    )
-
-
-def _all_tags(view: View) -> dict[str, list[Tag]]:
-    """Return the reasons of the status of each method."""
-    noise, noisy = baseline_noise(view.overall.values()), often_noisy(view.run)
-    return {
-        label: _tags(row, view.results.config, noise is not None and noise.holds(row), label in noisy)
-        for label, row in view.overall.items()
-    }
-
-
 def _tags(row: SummaryRow, config: Mapping[str, Any], near: bool, noisy: bool) -> list[Tag]:
     """Return the reasons of a method's status, the worst first.
 
     near: its interval begins within the baseline noise.
     """
-    speed = FEW if row.comparison == "insufficient data" else VERDICTS[row.comparison]
-    found = [("slower", "flat") if row.comparison == "slower" else speed]
+    speed = (row.comparison, "flat" if row.comparison == "slower" else VERDICTS.get(row.comparison, "flat"))
+    found = [FEW if row.comparison == "insufficient data" else speed]
     found += [MAYBE] if near else []
     found += [LOSSY] if not row.lossless and not row.reference_of else []
     found += [ANOTHER_MODEL] if row.reference != row.baseline else []
@@ -208,7 +166,7 @@ def _output(row: SummaryRow, config: Mapping[str, Any]) -> Tag:
         return text, BIAS[row.bias] if row.lossless else "flat"
     if row.output_match.get("mismatch"):
         return text, "bad"
-    if any(finding.startswith(("numerical-tie", "length-differs")) for finding in row.health):
+    if any(finding.kind in ("numerical-tie", "length-differs") for finding in row.health):
         return text, "note"
     return text, "good" if row.output_match.get("identical") else "flat"
 

@@ -12,11 +12,11 @@ from specbench_ss import __version__
 from specbench_ss.reports import palette
 from specbench_ss.reports.html import assets, health, machine, published, ranking, samples, speed, steps
 from specbench_ss.reports.html import comparison_page as of_several
-from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Fact, Notice, Table, View
+from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Fact, Table, View
 from specbench_ss.results import ranking as run_ranking
 from specbench_ss.results.analysis import Budget, Results, budgets, scope_note, trained
-from specbench_ss.results.checks import worst_first
 from specbench_ss.results.cost_model import machine_lines, parts, roof_of, waterfalls
+from specbench_ss.results.findings import STATES, Check, worst_first
 from specbench_ss.results.report import Experiment, Grid, Plot, Report, Result
 from specbench_ss.results.text import cut, format_speedup, percent, pluralize, visible
 from specbench_ss.runs.records import Run
@@ -25,11 +25,10 @@ from specbench_ss.storage import write_text
 
 SCRIPTS = ("page.js", "charts.js", "tables.js", "explorer.js", "scatter.js", "replay.js", "what-if.js")
 NOT_SHOWN = ("n counts", run_ranking.NO_MEAN)  # the ranking has neither n nor quality
-SHOWN = 3  # notices on the first screen
-RESULTS = (("error", "wrong"), ("warning", "warning"), ("unknown", "not checked"), ("ok", "ok"))
+SHOWN = 3  # checks on the first screen
 RANKS = (
     "A rank such as 1–3 is open: the order of two methods counts if the interval of their ratio, paired by question, "
-    "excludes 1. These intervals hold for all pairs together in 95 % of runs."
+    "excludes 1. These intervals hold for all pairs together in 95% of runs."
 )
 ABSENT = {  # parts of the page -> how to record them
     "matrix": f"Results by task: at least {FEWEST} questions per task (`--limit {FEWEST}`).",
@@ -70,7 +69,7 @@ def scripts(names: Sequence[str], charts: bool = True) -> list[str]:
 def view_of(results: Results) -> View:
     """Return a run as the sections of its page take it."""
     run = results.run
-    overall = {row.method: row for row in sorted(results.overall, key=lambda row: -(row.speedup or 0.0))}
+    overall = {row.method: row for row in run_ranking.by_speed(results.overall)}
     controls = ranking.controls(overall)
     drawn = palette.styles(run.labels, controls, run.baseline)
     look = {label: drawn[label] for label in overall}
@@ -84,8 +83,7 @@ def page(results: Results) -> dict[str, Any]:
     """Return everything that the template shows."""
     run, manifest, view = results.run, results.manifest, view_of(results)
     axis = ranking.axis_of(view.overall.values())
-    checks, rows = health.notices(results.checks), machine.rows_of(view)
-    alerts = [one for one in health.notices(worst_first(results.checks)) if one.level in ("error", "warning")]
+    alerts, rows = [check for check in worst_first(results.checks) if check.is_alert], machine.rows_of(view)
     had = budgets(run, [] if view.served else view.contestants)
     accepted = (steps.histogram(view), steps.by_position(view), steps.along_the_answer(view))
     drafts, found = samples.recorded(run), waterfalls(results.pairs)
@@ -103,7 +101,7 @@ def page(results: Results) -> dict[str, Any]:
         "headline": _abbreviated(results.headline, view),
         "alerts": alerts[:SHOWN],
         "more_alerts": alerts[SHOWN:],
-        "checks": _counted(checks),
+        "counts": _counted(results.checks),
         "ranking": ranking.ranking(view, axis, had),
         "axis": [(f"{tick:g}×", axis.at(tick)) for tick in axis.ticks],
         "prefill": _prefill(run),
@@ -130,7 +128,7 @@ def page(results: Results) -> dict[str, Any]:
         "what_if": _what_if(view),
         "published": health.published(view),
         "published_2026": published.table(view),
-        "notices": checks,
+        "checks": results.checks,
         "differences": health.differences(view),
         "output_match_note": health.output_match_note(view),
         "output_match": health.output_match(view),
@@ -162,8 +160,8 @@ def _how_computed(view: View, had: Sequence[Budget]) -> list[str]:
         "summed over all prompts before the division.",
         *_specbench(view),
         "Speedup = τ / relative step time × a factor for prefill, the first token and unequal output lengths.",
-        "Intervals are Student's t over questions, within tasks, and 1 % wider on each side for effects that are "
-        f"constant within a process{' (2 % for two servers)' * view.run.served}"
+        "Intervals are Student's t over questions, within tasks, and 1% wider on each side for effects that are "
+        f"constant within a process{' (2% for two servers)' * view.run.served}"
         f"{'; one repeat' * (view.run.repeats == 1)}.",
         *([RANKS] if open_ranks else []),
         *(note for note in notes if not note.startswith(NOT_SHOWN)),
@@ -207,13 +205,13 @@ def _what_if(view: View) -> list[dict[str, Any]]:
     ]
 
 
-def _counted(notices: Sequence[Notice]) -> list[tuple[str, str]]:
-    """Return the number of checks by result, the worst first, as (level, '2 warnings')."""
-    counts = Counter(notice.level for notice in notices)
+def _counted(made: Sequence[Check]) -> list[tuple[str, str]]:
+    """Return the number of checks by state, the worst first, as (state, '2 warnings')."""
+    counts = Counter(check.state for check in made)
     return [
-        (level, pluralize(counts[level], word) if word == "warning" else f"{counts[level]} {word}")
-        for level, word in RESULTS
-        if counts[level]
+        (state, pluralize(counts[state], state) if state == "warning" else f"{counts[state]} {state}")
+        for state in STATES
+        if counts[state]
     ]
 
 

@@ -7,11 +7,22 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from specbench_ss.reports.html.page_parts import MEANINGS, Cell, Column, Table, View, figure, method_cell, plain
-from specbench_ss.reports.html.ranking import VERDICTS
+from specbench_ss.reports.html.page_parts import (
+    MEANINGS,
+    Cell,
+    Column,
+    Table,
+    View,
+    figure,
+    method_cell,
+    plain,
+    shared,
+    verdict_cell,
+)
 from specbench_ss.results import frames, ranking
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
-from specbench_ss.results.text import format_number, interval, percent, title
+from specbench_ss.results.table import ranking_columns
+from specbench_ss.results.text import format_number, interval, title
 from specbench_ss.stats.intervals import FEWEST
 from specbench_ss.suite import MT_BENCH, Question
 
@@ -67,7 +78,6 @@ def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-ACCEPTANCE = MEANINGS["acceptance_rate"]
 MEMORY = Column("peak memory, MiB", "peak_memory_bytes", digits=1, per=2**20)
 TASK = Column("task", lambda row: plain(title(row.task), row.task), numeric=False)
 
@@ -75,26 +85,25 @@ TASK = Column("task", lambda row: plain(title(row.task), row.task), numeric=Fals
 def everything(view: View) -> Table:
     """Return the table with one row for each task and method."""
     rows, baseline, config = _all(view), view.run.baseline, view.results.config
-    help = f"Time per token: {baseline} / method, on the same prompts"
-    against = f"Outputs compared with those of {baseline}, or of the named AR baseline"
+    known = ranking_columns(config)
+
+    def of(key: str, **changes: Any) -> Column:
+        return shared(known[key], **{"help": MEANINGS.get(key, ""), **changes})
+
     columns = [
         TASK,
         view.method(),
-        Column("speedup", _speedup, help, fields=SPEEDUP),
-        Column("95 % CI", _interval, "95 % confidence interval of the speedup; sorted by its lower end", fields=ENDS),
-        Column(
-            "verdict",
-            lambda row: Cell(*VERDICTS[row.comparison][:1] * 2, tag=VERDICTS[row.comparison][1]),
-            numeric=False,
-        ),
-        Column("tokens/s", "tokens_per_s", digits=1),
-        Column("τ", "mean_acceptance_length"),
-        Column("acceptance rate", lambda row: Cell(percent(row.acceptance_rate), row.acceptance_rate), ACCEPTANCE),
+        of("speedup", of=_speedup, help=f"Time per token: {baseline} / method, on the same prompts", fields=SPEEDUP),
+        of("speedup_interval", of=_interval, help="Sorted by its lower end", fields=ENDS),
+        of("comparison", of=lambda row: verdict_cell(row.comparison)),
+        of("tokens_per_s"),
+        of("mean_acceptance_length"),
+        of("acceptance_rate"),
         *([MEMORY] if any(row.peak_memory_bytes is not None for row in rows) else []),
-        Column("quality", lambda row: _quality(row, config), QUALITY, fields=DIFFERENCE),
-        *([Column("judged", _judged, JUDGED)] if any(row.judge_score is not None for row in rows) else []),
-        Column("output", lambda row: ranking.output(row, config), against, numeric=False),
-        Column("n", _n, N, fields=COUNTS),
+        of("quality", of=lambda row: _quality(row, config), help=QUALITY, fields=DIFFERENCE),
+        *([of("judge_score", of=_judged, help=JUDGED)] if known["judge_score"].has_value(rows) else []),
+        of("output", help=f"Outputs compared with those of {baseline}, or of the named AR baseline"),
+        of("n_prompts", of=_n, help=N, fields=COUNTS),
     ]
     scored = {sample.category for sample in view.run.rows if sample.quality is not None}
     notes = [*ranking.notes(view.results.rows, config), *filter(None, [scored_by(view.run.questions, scored)])]
@@ -190,7 +199,7 @@ def _task_column(task: str, part: bool, unfolds: bool) -> Column:
 def _task_cell(row: SummaryRow) -> Cell:
     sure = row.comparison in ("faster", "slower")
     size = math.log(row.speedup) if sure and row.speedup else 0.0
-    text = ranking.speedup(row).removesuffix("×")
+    text = ranking.speedup(row)
     return Cell(
         text,
         row.speedup,
@@ -206,7 +215,7 @@ def _task_cell(row: SummaryRow) -> Cell:
 def _task_note(row: SummaryRow) -> str:
     """Return the text that is shown for a cell on hover and on focus."""
     bounds = interval(row.speedup_interval)
-    around = f", 95 % CI {bounds}" if bounds else "" if row.comparison == "baseline" else ", no interval"
+    around = f", 95% CI {bounds}" if bounds else "" if row.comparison == "baseline" else ", no interval"
     unsure = ", not significant" if row.comparison == "not significant" else ""
     tau = format_number(row.mean_acceptance_length)
     return (

@@ -9,12 +9,12 @@ from typing import Any
 
 from specbench_ss.options import REFERENCE
 from specbench_ss.reports import charts
-from specbench_ss.reports.html.page_parts import MEANINGS, Cell, Chart, Column, Table, View, figure, plain
+from specbench_ss.reports.html.page_parts import MEANINGS, Chart, Column, Table, View, figure, percent_cell, plain
 from specbench_ss.results import frames
 from specbench_ss.results.cost_model import Waterfall
 from specbench_ss.results.places import place_rows
 from specbench_ss.results.summary import QUANTILES, SummaryRow
-from specbench_ss.results.text import interval, percent
+from specbench_ss.results.text import interval
 from specbench_ss.stats.intervals import FEWEST
 
 PARTS = {  # of a waterfall
@@ -67,6 +67,7 @@ def waterfall_table(view: View, found: Sequence[Waterfall]) -> Table:
             "relative verification time",
             "relative_verify_time",
             f"Verification time of a step: method / {REFERENCE}",
+            unit="×",
         ),
     ]
     caption = f"Milliseconds per token, from {REFERENCE} to the method"
@@ -91,7 +92,7 @@ def histogram(view: View) -> Chart | None:
         view.method(),
         Column("tokens", digits=0, of="tokens"),
         Column("steps", digits=0, of="steps"),
-        Column("share of steps", lambda row: _share(row.share)),
+        Column("share of steps", lambda row: percent_cell(row.share)),
     ]
     rows = [row for label in order for row in counted[counted["method"] == label].itertuples()]
     return Chart(
@@ -118,13 +119,13 @@ def by_position(view: View) -> Chart | None:
         Column("position", "position", digits=0),
         Column(
             "accepted, if the position before was",
-            lambda at: _share(at["conditional"]),
+            lambda at: percent_cell(at["conditional"]),
             AFTER,
         ),
         Column("of steps", "conditional_n", "Steps that drafted this position and accepted the one before", digits=0),
-        Column("accepted", lambda at: _share(at["rate"]), "Share of the steps that drafted the position"),
+        Column("accepted", lambda at: percent_cell(at["rate"]), "Share of the steps that drafted the position"),
         Column("of drafted", "rate_n", "Steps that drafted the position", digits=0),
-        Column("drafted, of all steps", lambda at: _share(at["rate_n"] / steps[at["method"]]), REACHED),
+        Column("drafted, of all steps", lambda at: percent_cell(at["rate_n"] / steps[at["method"]]), REACHED),
     ]
     rows = [
         {
@@ -167,9 +168,9 @@ def along_the_answer(view: View) -> Chart | None:
         view.method(),
         Column("tokens of the answer", "place", numeric=False),
         Column("decode speedup", "decode_speedup", unit="×"),
-        Column("95 % CI", lambda row: plain(interval(row.decode_speedup_interval)), numeric=False),
+        Column("95% CI", lambda row: plain(interval(row.decode_speedup_interval)), numeric=False),
         Column("τ", "mean_acceptance_length"),
-        Column("acceptance", lambda row: _share(row.acceptance_rate or 0.0)),
+        Column("acceptance", lambda row: percent_cell(row.acceptance_rate or 0.0)),
         Column("relative step time", "relative_step_time", unit="×"),
         Column("questions", "n_questions", "Questions whose answers reach this place", digits=0),
     ]
@@ -181,10 +182,6 @@ def along_the_answer(view: View) -> Chart | None:
         note="Steps that begin at these tokens of the answer, compared with the baseline's. Later places have fewer "
         f"questions: those with long answers. Points without a bar have fewer than {FEWEST}.",
     )
-
-
-def _share(value: float) -> Cell:
-    return Cell(percent(value, 1), value)
 
 
 WAITS = {"ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
@@ -245,8 +242,8 @@ def decomposition(view: View) -> Table:
         Column("step", "step_s", "Mean milliseconds of a step: the sum of its parts", per=1e-3),
         Column("median", lambda row: medians.get(row.method), "Median milliseconds of a step"),
         Column("τ", "mean_acceptance_length"),
-        Column("relative step time", "relative_step_time"),
-        Column("other factor", "other_factor"),
+        Column("relative step time", "relative_step_time", unit="×"),
+        Column("other factor", "other_factor", unit="×"),
         Column(
             "speedup", lambda row: figure(row.speedup, unit="×", strong=True), "τ / relative step time × other factor"
         ),

@@ -22,8 +22,8 @@ from specbench_ss.models.resolve import is_lab
 from specbench_ss.options import REFERENCE, MethodSpec
 from specbench_ss.reports.paper.meta_drafters import MODELS, at_hand
 from specbench_ss.results.analysis import Results
-from specbench_ss.results.checks import worst_first
 from specbench_ss.results.concurrency import ConcurrencyRow, at_a_time
+from specbench_ss.results.findings import worst_first
 from specbench_ss.results.report import Bench, Column, Experiment, Form, Grid, Part, Request, Result, Value
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.results.text import interval

@@ -262,7 +262,7 @@ class SecondPasses:
             row = self.run_dir.rows.get(sample.key)
             if row is not None and row.ok:
                 line = self._drafts_of(sample, row.token_ids or [])
-                if problem := self.run_dir.append_optional(DRAFTS, line.as_dict()):
+                if problem := self.run_dir.append_optional(DRAFTS, line):
                     self.warn(f"drafts are incomplete: {problem}")
                     return
 

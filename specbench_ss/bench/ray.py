@@ -9,7 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from specbench_ss.registry import load_plugin
 from specbench_ss.runs.config import OutputOptions, RunConfig, Workers
 from specbench_ss.runs.environment import changed_since
 from specbench_ss.runs.manifest import engine_of
-from specbench_ss.runs.records import Key, OutputMatch, SampleRecord
+from specbench_ss.runs.records import Key, KeyedRecord, OutputMatch, SampleRecord
 from specbench_ss.runs.run_dir import RunDir, RunStore, read_drafts
 from specbench_ss.suite import SuiteData
 from specbench_ss.time_limit import check_thread
@@ -39,7 +39,7 @@ class ShardResult:
 
     samples: list[tuple[SampleRecord, list[Step]]] = field(default_factory=list)
     verdicts: list[OutputMatch] = field(default_factory=list)
-    optional_lines: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # of optional files
+    optional_lines: list[tuple[str, KeyedRecord]] = field(default_factory=list)  # of optional files
     warnings: list[str] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)  # warnings to show
     question_id: str = ""  # the finished question
@@ -84,7 +84,7 @@ class MemoryStore(RunCallbacks):
         self.result.verdicts.append(verdict)
         self.compared_keys.add(verdict.key)
 
-    def append_optional(self, name: str, line: dict[str, Any]) -> str:
+    def append_optional(self, name: str, line: KeyedRecord) -> str:
         """Keep a line of an optional file; return no error."""
         self.result.optional_lines.append((name, line))
         return ""
@@ -459,6 +459,6 @@ def measure(plan: Plan, output: OutputOptions, command: Sequence[str], watch: Wa
         begun = pool.start()
         run_dir = stack.enter_context(RunDir.open(output, begun.manifest, data.questions))
         events = stack.enter_context(watch(PreparedRun(plan=plan, run_dir=run_dir, model=begun.manifest["model"])))
-        run_dir.update(recording=output.recording.as_dict())
+        run_dir.update(recording=asdict(output.recording))
         ShardedRun(config, data, begun, run_dir, events, output, pool).run()
         return run_dir.path

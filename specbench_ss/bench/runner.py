@@ -10,7 +10,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -431,7 +431,7 @@ def _measure(plan: Plan, output: OutputOptions, command: Sequence[str], watch: W
         RunDir.open(output, loaded.manifest(plan, command), data.questions) as run_dir,
         watch(PreparedRun(plan=plan, run_dir=run_dir, notes=notes, target=target)) as events,
     ):
-        run_dir.update(recording=output.recording.as_dict())
+        run_dir.update(recording=asdict(output.recording))
         try:
             run(config, target, plan.suite, data, decoders, run_dir, events, output)
         finally:  # after an interruption too: its samples stay

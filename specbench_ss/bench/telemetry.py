@@ -445,7 +445,7 @@ class MachineRecord:
             noise_reason=reason,
             columns=readings.as_columns(),
         )
-        if problem := self.run_dir.append_optional(TELEMETRY, line.as_dict()):
+        if problem := self.run_dir.append_optional(TELEMETRY, line):
             self._warn_once(f"telemetry is incomplete: {problem}")
 
     def _warn_once(self, text: str) -> None:

@@ -12,15 +12,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from specbench_ss.cli.printing import result_table, widen
-from specbench_ss.cli.shared import print_json
+from specbench_ss.cli.printing import filled_table, result_table, widen
+from specbench_ss.cli.shared import print_json, print_text
 from specbench_ss.results.compare import (
     METRICS,
-    NO_VERDICT,
     OTHER_MACHINE,
     OTHER_THREADS,
-    SAME,
-    Change,
     ComparedRow,
     RunComparison,
     as_record,
@@ -30,10 +27,10 @@ from specbench_ss.results.compare import (
     not_judged,
     read_limits,
 )
-from specbench_ss.results.comparison_text import NAMES, ROUNDING, change_text, comparison_finding, interval_text
+from specbench_ss.results.comparison_text import NAMES, change_columns, comparison_finding, interval_text
 from specbench_ss.results.ranking import NO_MEAN
 from specbench_ss.results.summary import OVERALL
-from specbench_ss.results.text import format_number
+from specbench_ss.results.table import Column
 
 
 def command(
@@ -102,17 +99,17 @@ def print_comparison(made: RunComparison, console: Console, verbose: bool = Fals
     verbose: include tasks without an interval.
     """
     widen(console)
-    console.print(f"A: {escape(str(made.a))}\nB: {escape(str(made.b))}", highlight=False, soft_wrap=True)
-    console.print(escape(comparison_finding(made.rows)), style="bold", highlight=False, soft_wrap=True)
+    print_text(console, f"A: {made.a}\nB: {made.b}")
+    print_text(console, comparison_finding(made.rows), "bold")
     for note in _notes(made):
-        console.print(escape(note), highlight=False, soft_wrap=True)
+        print_text(console, note)
     no_mean = len(made.measures) > 1
     for metric in (name for name in NAMES if not (name == "quality" and no_mean)):
         shown = [row for row in made.rows if _shown(row, metric, verbose)]
         if any(row.changes[metric].a is not None for row in shown):
             _print_metric(metric, shown, console)
     if no_mean:
-        console.print(f"{NO_MEAN.capitalize()} ({', '.join(made.measures)}).", highlight=False, soft_wrap=True)
+        print_text(console, f"{NO_MEAN.capitalize()} ({', '.join(made.measures)}).")
     _print_differences(made, console)
 
 
@@ -137,29 +134,10 @@ def _print_differences(made: RunComparison, console: Console) -> None:
 def _print_metric(metric: str, rows: Sequence[ComparedRow], console: Console) -> None:
     tasks = list(dict.fromkeys(row.task for row in rows))
     several = len(tasks) > 2  # a single task is all of them
-    head = (*(("task",) if several else ()), "method", "A", "B", "change", "95% CI", "verdict", "prompts")
-    table = result_table(NAMES[metric][0].format(rows[0].baseline), head)
-    for task in [*tasks[1:], tasks[0]] if several else tasks[:1]:  # all tasks together come last
-        for i, row in enumerate(row for row in rows if row.task == task):
-            name = ("" if i else escape(task),) if several else ()
-            table.add_row(*name, *_comparison_cells(metric, row))
-        table.add_section()
-    console.print(table)
-
-
-def _comparison_cells(metric: str, row: ComparedRow) -> tuple[str, ...]:
-    change, digits = row.changes[metric], NAMES[metric][1]
-    verdict = change.verdict if change.verdict in (SAME, *NO_VERDICT) else f"[bold]{change.verdict}[/]"
-    changed = change_text(metric, change.change), interval_text(metric, change)
-    if change.change is not None and _unchanged(change):
-        verdict, changed = "unchanged", (changed[0], "")
-    figures = format_number(change.a, digits), format_number(change.b, digits)
-    return escape(row.method), *figures, *changed, verdict, f"{row.n_prompts:,}"
-
-
-def _unchanged(change: Change) -> bool:
-    """Return True for a change of 0 with an interval of 0, as of τ where both runs make the same steps."""
-    return all(abs(value) < ROUNDING for value in (change.change or 0.0, *(change.interval or ())))
+    columns = [*[Column("task", "task", lambda row: row.task)] * several, *change_columns(metric)]
+    order = [*tasks[1:], tasks[0]] if several else tasks[:1]  # all tasks together come last
+    groups = [[row for row in rows if row.task == task] for task in order]
+    console.print(filled_table(NAMES[metric][0].format(rows[0].baseline), columns, groups, once=several))
 
 
 def _notes(made: RunComparison) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -12,16 +11,16 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from specbench_ss.cli.printing import result_table, widen
-from specbench_ss.cli.shared import print_json
-from specbench_ss.errors import UserError, os_reason
+from specbench_ss.cli.printing import filled_table, widen
+from specbench_ss.cli.shared import print_json, print_text, print_warning
+from specbench_ss.errors import UserError, os_errors
 from specbench_ss.results import exchange
 from specbench_ss.results.acceptance_profile import write_profiles
 from specbench_ss.results.analysis import analyse
 from specbench_ss.results.exchange import RescoredRow, limitations, rescored
-from specbench_ss.results.sample_checks import unfinished
+from specbench_ss.results.sample_checks import check_samples, unfinished
 from specbench_ss.results.summary import OVERALL
-from specbench_ss.results.table import summary_latex, summary_markdown
+from specbench_ss.results.table import Column, summary_latex, summary_markdown
 from specbench_ss.results.text import format_number, format_speedup, interval, title
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run, run_around
@@ -30,9 +29,28 @@ from specbench_ss.storage import write_text
 Form = Literal["specbench", "csv", "parquet", "profile", "markdown", "latex"]
 FOLDERS = exchange.FOLDERS | {"profile": write_profiles}  # forms of several files
 TABLES = {"markdown": summary_markdown, "latex": summary_latex}
+
+
+def _accepted(row: RescoredRow) -> str:
+    return format_number(None if row.mean_acceptance_length is None else row.mean_acceptance_length - 1)
+
+
+def _same_text(row: RescoredRow) -> str:
+    return "" if row.comparison == "baseline" else f"{row.n_same_text} of {row.n_turns}"
+
+
 COLUMNS = (
-    "method", "speedup", "95% CI", "τ", "τ−1", "stored τ", "Spec-Bench", "same text", "tok/s", "prompts",
-)  # fmt: skip
+    Column("method", "method", lambda row: row.method),
+    Column("speedup", "speedup", lambda row: format_speedup(row.speedup)),
+    Column("speedup_interval", "95% CI", lambda row: interval(row.speedup_interval) or row.comparison),
+    Column("mean_acceptance_length", "τ", lambda row: format_number(row.mean_acceptance_length)),
+    Column("accepted", "τ−1", _accepted),
+    Column("mean_accept_lengths", "stored τ", lambda row: format_number(row.mean_accept_lengths)),
+    Column("speedup_specbench", "Spec-Bench", lambda row: format_speedup(row.speedup_specbench)),
+    Column("n_same_text", "same text", _same_text),
+    Column("tokens_per_s", "tok/s", lambda row: format_number(row.tokens_per_s, 1)),
+    Column("n_prompts", "prompts", lambda row: f"{row.n_prompts:,}"),
+)
 
 
 def command(
@@ -55,14 +73,11 @@ def command(
 ) -> None:
     """Write a run in the format of another tool, with a warning if the run is incomplete."""
     stored = read_run(run)
-    if not stored.rows:
-        raise UserError(f"nothing to export: {run} has no samples")
+    check_samples(stored, "export")
     if lacking := unfinished(stored):
-        print(f"ssbench: warning: {run} is {lacking}", file=sys.stderr)
-    try:
+        print_warning(f"{run} is {lacking}")
+    with os_errors(f"cannot write {out or run}"):
         _write(stored, form, out)
-    except OSError as error:
-        raise UserError(f"cannot write {out or run}: {os_reason(error)}") from error
 
 
 def _write(run: Run, form: Form, out: Path | None) -> None:
@@ -82,7 +97,7 @@ def _write(run: Run, form: Form, out: Path | None) -> None:
         _check_outside(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for problem in FOLDERS[form](analyse(run), folder):
-        print(f"ssbench: warning: {problem}", file=sys.stderr)
+        print_warning(problem)
     print(f"written: {folder}")
 
 
@@ -117,26 +132,8 @@ def _print_rescored(rows: list[RescoredRow]) -> None:
     console = Console()
     widen(console)
     tasks = {task: list(group) for task, group in groupby(rows, key=lambda row: row.task)}
-    shown = [*(task for task in tasks if task != OVERALL and len(tasks) > 2), OVERALL]
-    for task in shown:
-        _print_task(task, tasks[task], console)
+    for task in (*(task for task in tasks if task != OVERALL and len(tasks) > 2), OVERALL):
+        ranked = sorted(tasks[task], key=lambda row: (row.comparison != "baseline", -(row.speedup or 0)))
+        console.print(filled_table(escape(title(task)), COLUMNS, [ranked]))
     for note in limitations(rows):
-        console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
-
-
-def _print_task(task: str, rows: list[RescoredRow], console: object) -> None:
-    table = result_table(escape(title(task)), COLUMNS)
-    for row in sorted(rows, key=lambda row: (row.comparison != "baseline", -(row.speedup or 0))):
-        table.add_row(
-            escape(row.method),
-            format_speedup(row.speedup),
-            interval(row.speedup_interval) or row.comparison,
-            format_number(row.mean_acceptance_length),
-            format_number(None if row.mean_acceptance_length is None else row.mean_acceptance_length - 1),
-            format_number(row.mean_accept_lengths),
-            format_speedup(row.speedup_specbench),
-            "" if row.comparison == "baseline" else f"{row.n_same_text} of {row.n_turns}",
-            format_number(row.tokens_per_s, 1),
-            f"{row.n_prompts:,}",
-        )
-    console.print(table)  # type: ignore[attr-defined]
+        print_text(console, note, "dim")

@@ -11,6 +11,7 @@ import typer
 from specbench_ss import registry
 from specbench_ss.bench.judge import FilePrompts, Judge, Plan, Prompts, judge, plan, request_function
 from specbench_ss.bench.server_client import without_user
+from specbench_ss.cli.shared import print_warning
 from specbench_ss.errors import UserError
 from specbench_ss.results.analysis import analyse
 from specbench_ss.results.frames import rewrite_scores
@@ -65,9 +66,9 @@ def command(
             unrated = judge(run, planned, request_function(model, base_url, retries, max_tokens), workers, _progress)
         finally:
             if problem := rewrite_scores(run):
-                print(f"ssbench: warning: {problem}", file=sys.stderr)
+                print_warning(problem)
         if unrated:
-            print(f"ssbench: warning: {unrated} replies have no rating; repeat the command to retry", file=sys.stderr)
+            print_warning(f"{unrated} replies have no rating; repeat the command to retry")
     _print_scores(read_run(run))
 
 

@@ -14,7 +14,7 @@ from specbench_ss import registry
 from specbench_ss.bench.build_config import listed
 from specbench_ss.cli.shared import Plugin
 from specbench_ss.engine.decoder import Decoder
-from specbench_ss.errors import UserError, os_reason
+from specbench_ss.errors import UserError, os_errors
 from specbench_ss.options import METHOD_ALIASES, REFERENCE, describe_options, registered_name
 
 
@@ -108,11 +108,9 @@ def write_package(name: str, folder: Path) -> None:
     templates = Environment(
         loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
     )
-    try:
+    with os_errors(f"cannot write {folder}"):
         check_empty(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for template in templates.list_templates():
             file = folder / template.removesuffix(".jinja").replace("module", module)
             file.write_text(templates.get_template(template).render(values), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {os_reason(error)}") from error

@@ -19,7 +19,7 @@ from specbench_ss.cli.methods import check_empty, promise
 from specbench_ss.cli.shared import MODEL, ChatTemplate, Settings, TrustRemoteCode, interrupted, typer_option
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.decoder import Decoder
-from specbench_ss.errors import ServingWarning, UserError, os_reason
+from specbench_ss.errors import ServingWarning, UserError, os_errors
 from specbench_ss.models.bundled import DRAFTERS
 from specbench_ss.models.catalog import fetchable, fetchable_model
 from specbench_ss.models.fetch import fetch as fetch_model
@@ -95,7 +95,10 @@ def drafters(
     """
     found = [drafter for drafter in published_drafters() if model.lower() in drafter.target.lower()]
     if not found:
-        print(f"no published drafter is known for {model}; give one as METHOD[weights=PATH_OR_HUB_ID]")
+        line = f"no published drafter is known for {model}; give one as METHOD[weights=PATH_OR_HUB_ID]"
+        if model not in (*(bundled.name for bundled in available()), *fetchable()):
+            raise UserError(line)
+        print(line)
     for target, of_target in groupby(found, key=lambda drafter: drafter.target):
         print(target)
         for one in of_target:
@@ -159,11 +162,8 @@ def convert(
     kind.check(options, load_model_info(model, trust_remote_code=trust_remote_code))
     target = load_target(model, dtype="float32", device="cpu", trust_remote_code=trust_remote_code)
     decoder = kind.load(target, options)
-    try:
-        with writing(out, "free disk space and repeat the command"):
-            settings = decoder.export(out)
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {os_reason(error)}") from error
+    with os_errors(f"cannot write {out}"), writing(out, "free disk space and repeat the command"):
+        settings = decoder.export(out)
     warnings.simplefilter("default", ServingWarning)
     kind.check(replace(options, weights=str(out)), target)
     made = str(out.absolute())  # a server may be started in another directory

@@ -28,9 +28,9 @@ from specbench_ss.bench import preflight
 from specbench_ss.bench.build_config import read_settings
 from specbench_ss.cli.printing import result_table, widen
 from specbench_ss.cli.run_output import measure as make_run
-from specbench_ss.cli.shared import interrupted, take_options, to_go_on
+from specbench_ss.cli.shared import interrupted, print_text, take_options, to_go_on
 from specbench_ss.engine.numerics import Dtype
-from specbench_ss.errors import UserError, error_text, os_reason
+from specbench_ss.errors import UserError, error_text, os_errors, os_reason
 from specbench_ss.models.devices import check_one_device
 from specbench_ss.models.load import load_target
 from specbench_ss.models.resolve import check_model
@@ -94,11 +94,9 @@ def begin_folder(folder: Path, name: str, request: Request) -> None:
     """Store the request in a new folder. Raise UserError as `check_folder` does."""
     if check_folder(folder, name, request):
         return
-    try:
+    with os_errors(f"cannot write {folder / ASKED}"):
         folder.mkdir(parents=True, exist_ok=True)
         storage.write_json(folder / ASKED, {"experiment": name, "request": plain(asdict(request))})
-    except OSError as error:
-        raise UserError(f"cannot write {folder / ASKED}: {os_reason(error)}") from None
 
 
 def _flag(field: str) -> str:
@@ -118,7 +116,7 @@ def make(experiment: Experiment, request: Request, where: OutputOptions) -> None
     claims = claims_of(experiment, result)
     result = result.with_claims(claims)
     console = Console()
-    console.print(f"{experiment.source}: {experiment.title}", style="bold", highlight=False, soft_wrap=True)
+    print_text(console, f"{experiment.source}: {experiment.title}", "bold")
     print_result(result, console)
     about = {
         "experiment": experiment.name,
@@ -455,7 +453,7 @@ def print_result(result: Result, console: Console) -> None:
     for grid in result.all_grids():
         console.print(_table(grid))
     for note in result.notes:
-        console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
+        print_text(console, note, "dim")
 
 
 def marked(line: Sequence[Span], colours: bool) -> Text:
@@ -503,7 +501,7 @@ def status(parts: Sequence[Part]) -> list[str]:
 def write_result(result: Result, about: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write table.csv (and NAME.csv for each further table) and result.json; return their paths. Raises UserError."""
     paths = []
-    try:
+    with os_errors(f"cannot write to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         for i, grid in enumerate(result.all_grids()):
             paths.append(folder / (TABLE if i == 0 else f"{grid.name}.csv"))
@@ -512,6 +510,4 @@ def write_result(result: Result, about: Mapping[str, Any], folder: Path) -> list
         paths.append(folder / RESULT)
         content = json.dumps({**about, **asdict(result)}, indent=1, ensure_ascii=False, default=str)
         storage.write_text(paths[-1], content + "\n")
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {os_reason(error)}") from error
     return paths

@@ -8,7 +8,8 @@ import re
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
+from functools import partial
+from itertools import groupby, starmap
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from specbench_ss.cli.shared import print_text
 from specbench_ss.results.analysis import Results
-from specbench_ss.results.checks import FINDINGS, Check, worst_first
 from specbench_ss.results.concurrency import kv_caches
 from specbench_ss.results.cost_model import machine_lines
+from specbench_ss.results.findings import FINDINGS, Check, worst_first
 from specbench_ss.results.ranking import (
     MARKED,
     MARKS,
@@ -39,7 +41,7 @@ from specbench_ss.results.ranking import (
 )
 from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.table import LOADS, Column, legend, level_columns, ranking_columns
-from specbench_ss.results.text import MISSING, cut, format_number, format_speedup, interval, pluralize
+from specbench_ss.results.text import MISSING, cut, first_lines, format_number, format_speedup, interval, pluralize
 from specbench_ss.runs.config import verification_text
 from specbench_ss.runs.records import Run
 from specbench_ss.stats.intervals import FEWEST
@@ -67,7 +69,6 @@ MOST_LOST = 0.5  # share of the gain by tau that step time may take before `why`
 MOSTLY = 0.6  # share of the added time of drafting and verification above which `why` names one alone
 STATE_MARKS = {"wrong": "[red]x[/]", "warning": "[yellow]![/]", "not checked": "[dim]·[/]"}
 PLACE = re.compile(r"(?P<error>.*) \((?P<where>(?P<file>[^\s:]+):\d+ in \S+)\)", re.DOTALL)  # `errors.failure_text`
-Line = dict[str, str]  # cells by column
 
 
 def widen(console: Console, width: int = WIDTH) -> None:
@@ -84,7 +85,7 @@ def print_answer(results: Results, console: Console) -> None:
         mark = f"  [yellow]! {'noisy' if 'noisy' in timing.findings else 'timing'}[/]"
     console.print(f"[bold]{escape(results.headline)}[/]{mark}", highlight=False, soft_wrap=True)
     for line in (line for check in results.checks if check.name == "lossy" for line in check.lines):
-        console.print(f"  lossy  {escape(line)}", highlight=False, soft_wrap=True)
+        print_text(console, f"  lossy  {line}")
 
 
 def print_short(results: Results, console: Console) -> None:
@@ -97,15 +98,15 @@ def print_short(results: Results, console: Console) -> None:
     rows = by_speed(results.overall)
     columns = _columns(rows, results.config, short=True)
     _print_line(console, _legend(rows, columns), "  ", 1, style="dim")
-    _print(console, "", _titles(columns), [[_cells(row, columns) for row in rows]], folding=())
-    by_task = _by_task(results)
+    _print(console, "", columns, [rows], folding=())
+    by_task, fastest = _by_task(results)
     reasons = _reasons(rows)
     for i, reason in enumerate(reasons):
         _print_line(console, reason, "       " if i else "  why  ", 1)
     if by_task:
         if len(reasons) < 2:  # the output has 18 lines at most
             console.print()
-        _print(console, "", *_fitted(by_task, console.width))
+        _print(console, "", _fitted(by_task, fastest, console.width), [fastest])
     elif scarce := _few_per_task(results.run):
         _print_line(console, scarce, "  ")
     _print_warnings(results, console, brief=bool(by_task))
@@ -117,7 +118,7 @@ def print_verbose(results: Results, console: Console) -> None:
     print_answer(results, console)
     rule = verification_text(results.config)
     for line in (*([rule] if rule else []), *machine_lines(results.machine_rows, results.manifest)):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_text(console, line)
     config, rows, n_repeats = results.config, results.rows, int(results.config["repeats"])
     repeats = f", {n_repeats} repeats" if n_repeats > 1 else ""
     repeats += f" in {results.run.sessions} sessions" if results.run.sessions > 1 else ""
@@ -129,11 +130,10 @@ def print_verbose(results: Results, console: Console) -> None:
     tables = [(f"\nBy task{repeats}", of_task, tasks)] if len(tasks) > 1 else []
     name = f"\nOverall, {len(tasks)} tasks{repeats}" if len(tasks) > 1 else f"\nOverall{repeats}"
     for title_of, shown, groups in (*tables, (name, columns, [overall])):
-        lines = [[_cells(row, shown) for row in group] for group in groups]
-        if dropped := _print(console, title_of, _titles(shown), lines):
+        if dropped := _print(console, title_of, shown, groups):
             console.print(f"not shown in a terminal of {console.width} columns: {', '.join(dropped)}", style="dim")
     for note in _notes_of(results, overall):
-        console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
+        print_text(console, note, "dim")
     for check in worst_first(results.checks):
         if check.name != "invalid" or check.state != "not checked" or _asked(check, results):
             _print_check(console, check)
@@ -164,17 +164,6 @@ def _columns(rows: Sequence[SummaryRow], config: Mapping[str, Any], short: bool 
     columns = (column for key, column in ranking_columns(config).items() if key in COLUMNS and column.has_value(rows))
     found = {column.key: replace(column, cell=own.get(column.key, column.cell)) for column in columns}
     return [found[key] for key in COLUMNS if key in found]
-
-
-def _titles(columns: Sequence[Column]) -> list[str]:
-    return [column.short or column.title for column in columns]
-
-
-def _cells(row: SummaryRow, columns: Sequence[Column]) -> Line:
-    line = dict(zip(_titles(columns), (escape(column.cell(row)) for column in columns), strict=True))
-    if row.comparison in ("faster", "slower"):
-        line["speedup"] = f"[bold]{line['speedup']}[/]"
-    return line
 
 
 def _interval(row: SummaryRow, short: bool) -> str:
@@ -296,22 +285,25 @@ def _print_failure(results: Results, label: str, console: Console) -> None:
         plugins = [file["file"] for file in results.manifest["config"].get("plugin", [])]
         own = next((file for file in plugins if Path(file).name == place["file"]), None)
         what = f"--plugin {own}" if own else results.run.entry(label)["name"]
-        console.print(
-            f"      {escape(place['where'])}   ->  ssbench check {escape(what)}", highlight=False, soft_wrap=True
-        )
+        print_text(console, f"      {place['where']}   ->  ssbench check {what}")
 
 
-def _by_task(results: Results) -> list[Line]:
-    """Return the speedups of the fastest methods by task; nothing with too few prompts, or for too many columns."""
-    groups = _task_groups(results.run)
-    if not 2 <= len(groups) <= MOST_TASKS or _few_per_task(results.run):
-        return []
+def _by_task(results: Results) -> tuple[list[Column], list[SummaryRow]]:
+    """Return the columns and rows of the speedups by task: of the fastest methods.
+
+    No columns with too few prompts, or for too many tasks.
+    """
+    run, groups = results.run, _task_groups(results.run)
     rows = [row for row in by_speed(results.overall) if row.method != row.baseline and row.comparison != "invalid"]
-    return [
-        {BY_TASK: escape(row.method)}
-        | {name: format_speedup(speedup_of(results.run, row.method, of)) for name, of in groups.items()}
-        for row in rows[:MOST_METHODS]
-    ]
+    rows = rows[:MOST_METHODS]
+    if not rows or not 2 <= len(groups) <= MOST_TASKS or _few_per_task(run):
+        return [], rows
+
+    def of_task(name: str, tasks: Sequence[str]) -> Column:
+        found = {row.method: format_speedup(speedup_of(run, row.method, tasks)) for row in rows}
+        return Column("speedup", name, lambda row: found[row.method])
+
+    return [Column("method", BY_TASK, lambda row: row.method), *starmap(of_task, groups.items())], rows
 
 
 def _task_groups(run: Run) -> dict[str, tuple[str, ...]]:
@@ -333,53 +325,50 @@ def _few_per_task(run: Run) -> str:
     return f"{pluralize(sum(sizes), 'question')}{more}, {each} per task: too few for results by task ({remedy})"
 
 
-def _fitted(lines: Sequence[Line], width: int) -> tuple[list[str], list[list[Line]]]:
-    """Return the columns of a table by task and its lines, with heads that are cut as far as the width demands."""
-    for most in range(max(map(len, lines[0])), SHORTEST_HEAD - 1, -1):
-        heads = [name if name == BY_TASK else escape(cut(name, most)) for name in lines[0]]
-        fitted = [dict(zip(heads, line.values(), strict=True)) for line in lines]
-        if _width(heads, fitted) <= width:
+def _fitted(columns: Sequence[Column], rows: Sequence[SummaryRow], width: int) -> list[Column]:
+    """Return the columns of a table by task with heads that are cut as far as the width demands."""
+    for most in range(max(len(column.title) for column in columns), SHORTEST_HEAD - 1, -1):
+        fitted = [columns[0], *(replace(column, title=escape(cut(column.title, most))) for column in columns[1:])]
+        if _width(fitted, rows) <= width:
             break
-    return heads, [fitted]
+    return fitted
 
 
 def _print_check(console: Console, check: Check) -> None:
-    style, lines, rest = "dim" if check.state == "not checked" else "", check.lines[:SHOWN], len(check.lines) - SHOWN
+    style = "dim" if check.state == "not checked" else ""
     console.print(f"{STATE_MARKS[check.state]} {escape(check.sentence)}", style=style, highlight=False, soft_wrap=True)
-    for line in (*lines, f"and {rest} more") if rest > 0 else lines:
-        console.print(f"    {escape(line)}", highlight=False, soft_wrap=True)
+    for line in first_lines(check.lines, SHOWN):
+        print_text(console, f"    {line}")
 
 
 def _print(
     console: Console,
     name: str,
-    columns: Sequence[str],
-    groups: Sequence[Sequence[Line]],
+    columns: Sequence[Column],
+    groups: Sequence[Sequence[SummaryRow]],
     folding: Collection[str] = FOLDING,
-) -> dict[str, None]:
-    """Print a table with as many of the columns as there is room for; return those left out.
+) -> list[str]:
+    """Print a table with as many of the columns as there is room for; return the heads of those left out.
 
     folding: columns that may take several lines to save others.
     """
-    left_out: dict[str, None] = {}
-    lines = [line for group in groups for line in group]
-    for column in ("", *DISPENSABLE):
-        left_out |= {column: None} if column in columns else {}
-        shown = [column for column in columns if column not in left_out]
-        if _width(shown, lines, folding=folding) <= console.width:
+    rows, heads = [row for group in groups for row in group], [column.head for column in columns]
+    left_out = list[str]()
+    for head in ("", *DISPENSABLE):
+        left_out += [head] * (head in heads)
+        shown = [column for column in columns if column.head not in left_out]
+        if _width(shown, rows, folding=folding) <= console.width:
             break
-    room = NARROW + console.width - _width(shown, lines, labels=NARROW)
-    table = result_table(name, shown)
+    room = NARROW + console.width - _width(shown, rows, labels=NARROW)
+    shown = [replace(one, cell=partial(_label, one, room)) if one.head in LABELS else one for one in shown]
+    table = filled_table(name, shown, groups, once=shown[0].key == "task")
     table.box, table.padding, table.title_style = None, (0, 0, 0, 2), "bold"
-    for group in groups:
-        for i, line in enumerate(group):
-            table.add_row(*("" if i and column == "task" else _cell(line, column, room) for column in shown))
     console.print(table)
     return left_out
 
 
-def _cell(line: Line, column: str, room: int) -> str:
-    return escape(broken(Text.from_markup(line[column]).plain, room)) if column in LABELS else line[column]
+def _label(column: Column, room: int, row: SummaryRow) -> str:
+    return broken(column.cell(row), room)
 
 
 def broken(label: str, width: int) -> str:
@@ -392,16 +381,19 @@ def broken(label: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def _width(columns: Sequence[str], lines: Sequence[Line], labels: int = 0, folding: Collection[str] = FOLDING) -> int:
+def _width(
+    columns: Sequence[Column], rows: Sequence[SummaryRow], labels: int = 0, folding: Collection[str] = FOLDING
+) -> int:
     """Return the width of a table: each column's longest text (or word, where it folds), and the padding.
 
     labels: the width of a column of labels, where it is given.
     """
 
-    def longest(column: str) -> int:
-        texts = [column, *(Text.from_markup(line[column]).plain for line in lines)]
-        widest = max(cell_len(part) for text in texts for part in (text.split() if column in folding else [text]))
-        return (labels or min(widest, NARROW)) if column in LABELS else widest
+    def longest(column: Column) -> int:
+        texts = [column.head, *map(column.cell, rows)]
+        parts = [part for text in texts for part in (text.split() if column.head in folding else [text])]
+        widest = max(map(cell_len, parts))
+        return (labels or min(widest, NARROW)) if column.head in LABELS else widest
 
     return sum(longest(column) + 2 for column in columns)
 
@@ -416,17 +408,33 @@ def result_table(name: str, columns: Sequence[str], left: Collection[str] = LEFT
     return table
 
 
-def print_table(
-    columns: Sequence[str], groups: Iterable[Iterable[Sequence[str]]], left: Collection[str] = LEFT
-) -> None:
-    """Print rows of text to standard output, with a line between groups. left: columns of text."""
-    console, table = Console(), result_table("", columns, left)
-    widen(console)
+def filled_table(name: str, columns: Sequence[Column], groups: Iterable[Iterable[Any]], once: bool = False) -> Table:
+    """Return a table of rows in groups, with a line between two of them.
+
+    once: the rows of a group share the text in the first column.
+    """
+    table = result_table(
+        name, [column.head for column in columns], {*LEFT, *(column.head for column in columns if column.left)}
+    )
     for group in groups:
-        for cells in group:
-            table.add_row(*map(escape, cells))
+        for i, row in enumerate(group):
+            first = "" if once and i else markup(columns[0], row)
+            table.add_row(first, *(markup(column, row) for column in columns[1:]))
         table.add_section()
-    console.print(table)
+    return table
+
+
+def print_table(columns: Sequence[Column], groups: Iterable[Iterable[Any]]) -> None:
+    """Print `filled_table` to standard output; the rows of a group share the text in the first column."""
+    console = Console()
+    widen(console)
+    console.print(filled_table("", columns, groups, once=True))
+
+
+def markup(column: Column, row: Any) -> str:
+    """Return the text of a row for rich, bold if the column wants it so."""
+    text = escape(column.cell(row))
+    return f"[bold]{text}[/]" if column.strong and column.strong(row) else text
 
 
 def print_concurrency(results: Results, console: Console) -> None:
@@ -437,19 +445,16 @@ def print_concurrency(results: Results, console: Console) -> None:
     if found := results.concurrency_rows:
         widen(console)
         columns = level_columns(results)
-        table = result_table(LOADS, _titles(columns))
+        levels = [list(level) for _, level in groupby(found, key=lambda row: row.load)]
+        table = filled_table(LOADS, columns, levels, once=True)
         table.padding = (0, 0, 0, 1)  # twelve columns fit into 120 characters
         table.columns[1].min_width = min(16, max(cell_len(row.method) for row in found))
-        for load, level in groupby(found, key=lambda row: str(row.load)):
-            for i, row in enumerate(level):
-                table.add_row("" if i else load, *(escape(column.cell(row)) for column in columns[1:]))
-            table.add_section()
         console.print(table)
-        console.print("; ".join(legend(columns)), soft_wrap=True, highlight=False)
+        print_text(console, "; ".join(legend(columns)))
     if schedule := results.draft_schedule:
-        console.print(f"schedule {escape(schedule.text())}", soft_wrap=True, highlight=False)
+        print_text(console, f"schedule {schedule.text()}")
         for group, fields in schedule.vllm().items():
-            console.print(f"vllm     {escape(f'{group}: {json.dumps(fields)}')}", soft_wrap=True, highlight=False)
+            print_text(console, f"vllm     {group}: {json.dumps(fields)}")
     caches = kv_caches(results.manifest)
     for label, (text, _) in caches.items() if any(tokens for _, tokens in caches.values()) else ():
-        console.print(f"kv cache {escape(f'{label}: {text}')}", soft_wrap=True, highlight=False)
+        print_text(console, f"kv cache {label}: {text}")

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from specbench_ss.bench.server_client import Server
 from specbench_ss.errors import UserError
-from specbench_ss.results.parity import METHODS, SERVERS
 from specbench_ss.results.text import pluralize
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.runs.manifest import MANIFEST, read_manifest
+from specbench_ss.runs.manifest import newest_runs
 from specbench_ss.runs.output_match import wrong_methods
 from specbench_ss.runs.records import Run, baseline_of
 from specbench_ss.runs.run_dir import read_run
@@ -26,7 +25,6 @@ MAY_DIFFER = {  # settings that an earlier run need not share, since samples tak
     "methods", "endpoints",  # compared one by one
     "presets",  # the options of methods contain those of presets
 }  # fmt: skip
-RUN_DIRECTORIES = ("*", f"*/{METHODS}", f"*/{SERVERS}")  # in a folder of runs
 
 
 def questions_needed(
@@ -57,23 +55,12 @@ def questions_needed(
 
 def _earlier_run(config: RunConfig, folder: Path, servers: Sequence[Server]) -> tuple[Run, list[str]] | None:
     """Return the run that predicts, and the labels of the methods that both have, the baseline first."""
-    for path, manifest in _newest_first(folder):
+    for path, manifest in newest_runs(folder):
         common = _common(manifest, config, {server.label: server for server in servers})
-        if len(common) > 1:
+        if manifest["status"] == "complete" and len(common) > 1:
             with contextlib.suppress(UserError):  # damaged samples
                 return read_run(path), common
     return None
-
-
-def _newest_first(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Yield the complete runs of a folder with their manifests."""
-    complete = []
-    for file in (file for pattern in RUN_DIRECTORIES for file in folder.glob(f"{pattern}/{MANIFEST}")):
-        with contextlib.suppress(UserError):  # damaged, or of another version
-            manifest = read_manifest(file.parent)
-            if manifest["status"] == "complete":
-                complete.append((file.parent, manifest))
-    yield from sorted(complete, key=lambda one: str(one[1]["created"]), reverse=True)
 
 
 def _common(manifest: Mapping[str, Any], config: RunConfig, connected: Mapping[str, Server]) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,14 +11,15 @@ import typer
 from rich.console import Console
 
 from specbench_ss.cli.printing import print_answer, print_concurrency, print_verbose
-from specbench_ss.cli.shared import FailOn, fail, read
-from specbench_ss.errors import UserError, os_reason
+from specbench_ss.cli.shared import FailOn, fail, print_warning, read
+from specbench_ss.errors import UserError, os_errors
 from specbench_ss.registry import REPORTS, load, names
 from specbench_ss.results.analysis import Results, analyse
 from specbench_ss.results.compare import differences, why_incomparable
 from specbench_ss.results.quality import MARGIN
 from specbench_ss.results.report import Report
-from specbench_ss.runs.manifest import MANIFEST, read_manifest
+from specbench_ss.results.sample_checks import check_samples
+from specbench_ss.runs.manifest import newest_runs
 from specbench_ss.runs.run_dir import is_of_run, read_run
 
 KINDS = ", ".join(names(REPORTS))  # those of plugins too
@@ -67,11 +66,11 @@ def command(
     done = [analyse(read_run(run), quality_margin) for run in runs]
     for other in done[1:]:
         if why := why_incomparable(differences(done[0].run, other.run)):
-            print(f"ssbench: warning: {done[0].path} and {other.path} are not compared: {why}", file=sys.stderr)
+            print_warning(f"{done[0].path} and {other.path} are not compared: {why}")
     path = write_report(done[0], name, out) if len(done) == 1 else write_comparison(done, name, out)
     for results in done:
         if results.unfinished:
-            print(f"ssbench: warning: {results.path} is {results.unfinished}", file=sys.stderr)
+            print_warning(f"{results.path} is {results.unfinished}")
     if len(done) == 1:
         (_print_all if verbose else print_answer)(done[0], Console())
     print(f"report   {path}")
@@ -90,13 +89,10 @@ def latest_run(folder: Path) -> Path:
 
     Raises UserError if there is none.
     """
-    started = {}
-    for manifest in (*folder.glob(f"*/{MANIFEST}"), *folder.glob(f"*/*/{MANIFEST}")):
-        with contextlib.suppress(UserError):
-            started[manifest.parent] = str(read_manifest(manifest.parent)["created"])
-    if not started:
+    runs = newest_runs(folder)
+    if not runs:
         raise UserError(f"no run in ./{folder}; give the directory of a run: ssbench report DIRECTORY")
-    return max(started, key=lambda run: (started[run], str(run)))
+    return runs[0][0]
 
 
 def write_report(results: Results, name: str = "html", out: Path | None = None) -> Path:
@@ -121,22 +117,19 @@ def write_comparison(runs: Sequence[Results], name: str, out: Path | None) -> Pa
 def _report(name: str, runs: Sequence[Results]) -> Report:
     report: Report = load(REPORTS, name)()
     for run in (results.run for results in runs):
-        if not run.rows:
-            raise UserError(f"nothing to report: {run.path} has none of the run's {run.samples:,} samples")
+        check_samples(run, "report")
     return report
 
 
 def _written(path: Path, write: Callable[[Path], None]) -> Path:
     if is_of_run(path):
         raise UserError(f"{path} belongs to a run and is not replaced: give another --out")
-    try:
+    with os_errors(f"cannot write {path}"):
         write(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {os_reason(error)}") from error
     return path
 
 
 def open_in_browser(path: Path) -> None:
     """Show a file in the default browser, or print that there is none."""
     if not webbrowser.open(path.resolve().as_uri()):
-        print(f"ssbench: warning: --open found no browser; open {path} yourself", file=sys.stderr)
+        print_warning(f"--open found no browser; open {path} yourself")

@@ -33,7 +33,7 @@ from specbench_ss.bench.server_launch import check_programs, starts
 from specbench_ss.cli.printing import print_answer, print_concurrency, print_short, print_verbose
 from specbench_ss.cli.questions_needed import questions_needed
 from specbench_ss.cli.report import open_in_browser, write_report
-from specbench_ss.cli.shared import LiveView, fail, print_json
+from specbench_ss.cli.shared import LiveView, fail, print_json, print_text, print_warning
 from specbench_ss.engine.logits_processors import settings_note
 from specbench_ss.models.checkpoint import advice_text
 from specbench_ss.options import option_values, value_text
@@ -276,7 +276,7 @@ def finished(path: Path) -> Results:
     """Return what a run stored, and write its Parquet files."""
     results = load_run(path)
     if problem := results.write_parquet():
-        print(f"ssbench: warning: {problem}", file=sys.stderr)
+        print_warning(problem)
     return results
 
 
@@ -311,17 +311,17 @@ def _shown(ready: AnyReady) -> Iterator[RunCallbacks]:
     for line in _head(ready):
         console.print(line, highlight=False, soft_wrap=True)
     for note in data.notes if ready.plan.config.data is not None else ():
-        console.print(f"{data.name}: {escape(note)}", highlight=False, soft_wrap=True)
+        print_text(console, f"{data.name}: {note}")
     manifest = ready.run_dir.manifest
     for method in (method for method in manifest["methods"] if method.get("advised")):
         advised = advice_text(method["advised"])
-        console.print(escape(f"{method['label']}: {advised}"), highlight=False, soft_wrap=True)
+        print_text(console, f"{method['label']}: {advised}")
     for method in manifest["methods"]:
         for name, value in method.get("measured", {}).items():
-            console.print(escape(f"{method['label']}: {name} {value}"), highlight=False, soft_wrap=True)
+            print_text(console, f"{method['label']}: {name} {value}")
     methods = [] if isinstance(ready, serving.PreparedRun) else manifest["methods"]
     if sizes := _draft_sizes((m["label"], m["name"], m["options"] | m["resolved"]) for m in methods):
-        console.print(escape(f"drafts at most, per step: {sizes}"), highlight=False, soft_wrap=True)
+        print_text(console, f"drafts at most, per step: {sizes}")
     with Progress([method["label"] for method in manifest["methods"]], console) as progress:
         yield progress
 

@@ -26,7 +26,7 @@ from specbench_ss.runs.run_options import FINDINGS, RunOptions, fields_of, flag
 
 if TYPE_CHECKING:  # pandas takes half a second
     from specbench_ss.results.analysis import Results
-    from specbench_ss.results.checks import Check
+    from specbench_ss.results.findings import Check
 
 
 def interrupted(rest: str) -> typer.Exit:
@@ -45,6 +45,16 @@ def to_go_on(out: Path, hidden: Callable[[list[str]], list[str]] = redacted_word
     if not any(word == "--out" or word.startswith("--out=") for word in arguments):
         arguments += ["--out", str(out)]
     return f"; to resume: {shlex.join(['ssbench', *arguments])}"
+
+
+def print_warning(text: object) -> None:
+    """Print a warning to standard error."""
+    print(f"ssbench: warning: {text}", file=sys.stderr)
+
+
+def print_text(console: Console, text: str, style: str = "") -> None:
+    """Print text as it is, without markup; lines are not broken."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_json(content: Any) -> None:
@@ -116,7 +126,7 @@ def found(made: Sequence[Check], names: Sequence[str]) -> list[str]:
     for check in made:
         own = ("not-checked",) if check.state == "not checked" else (check.name, *check.findings)
         name = next((name for name in own if name in names), None)
-        if name and check.state in ("wrong", "warning", "not checked"):
+        if name and check.state != "ok":
             more = f", and {len(check.lines) - 1} more" if len(check.lines) > 1 else ""
             why.append(f"{name} ({check.lines[0] if check.lines else check.sentence}{more})")
     return why

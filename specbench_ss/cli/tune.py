@@ -8,7 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from specbench_ss.bench.build_config import listed, suite_and_data
 from specbench_ss.bench.preflight import conditions, prompt_ids, suite_request, usable_questions
 from specbench_ss.bench.timed_sample import frozen_heap
 from specbench_ss.cli.printing import result_table, widen
-from specbench_ss.cli.shared import LiveView, interrupted, take_options
+from specbench_ss.cli.shared import LiveView, interrupted, print_text, take_options
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.engines import check_engine
@@ -59,7 +59,7 @@ class TuneProgress(LiveView):
     def on_race(self, stage: str, labels: Sequence[str]) -> None:
         """Show the configurations of a new race."""
         if not self.console.is_terminal and stage != self.stage:
-            self.console.print(f"{stage}: {', '.join(labels)}", highlight=False, markup=False, soft_wrap=True)
+            print_text(self.console, f"{stage}: {', '.join(labels)}")
         self.stage, self.labels = stage, len(labels)
         self.draw_soon()
 
@@ -185,7 +185,7 @@ def run(options: TuneOptions, plugin: Sequence[PluginFile] = ()) -> None:
     target = load_target(**model, dtype=options.dtype, device=options.device, engine=options.engine)
     bench, console = _bench(options, spec, target, data), Console(stderr=True)
     for note in data.notes:
-        console.print(f"{data.name}: {note}", style="dim", highlight=False, markup=False, soft_wrap=True)
+        print_text(console, f"{data.name}: {note}", "dim")
     with frozen_heap(), TuneProgress(options.budget, console) as progress:
         categories = [question.category for question in data.questions]
         tuned = tune(bench, spec, categories, options.budget, options.seed, progress)
@@ -194,7 +194,7 @@ def run(options: TuneOptions, plugin: Sequence[PluginFile] = ()) -> None:
     print_tuned(tuned, Console())
     settings = {"budget_s": options.budget, "max_new_tokens": options.max_new_tokens, "seed": options.seed}
     preset = content(tuned, bench.decoder(tuned.chosen).metadata(), conditions(target), data, **settings)
-    files = [file.as_dict() for file in plugin if spec.name in file.methods]
+    files = [asdict(file) for file in plugin if spec.name in file.methods]
     write_preset(path, preset | ({"plugin": files[0]} if files else {}))
     _print_outcome(tuned, path, bench.decoder(spec).lossless, plugin)
 

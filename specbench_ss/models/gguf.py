@@ -26,7 +26,7 @@ import torch
 import transformers
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 
-from specbench_ss.errors import UserError, first_line, os_reason
+from specbench_ss.errors import UserError, first_line, os_errors
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -101,10 +101,8 @@ def gguf_facts(path: Path) -> GgufFacts:
 
 def _state(path: Path) -> tuple[Path, int, int]:
     """Return the path, the size and the time of change of a file, the key of what was read from it."""
-    try:
+    with os_errors(f"cannot read {path}"):
         stat = path.stat()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {os_reason(error)}") from None
     return path, stat.st_size, stat.st_mtime_ns
 
 

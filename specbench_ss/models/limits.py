@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from specbench_ss import storage, user_files
-from specbench_ss.errors import UserError, os_reason
+from specbench_ss.errors import UserError, os_errors
 from specbench_ss.models.devices import processor_name
 from specbench_ss.storage import cache_folder
 
@@ -77,11 +77,9 @@ def calibrate(device: torch.device, dtypes: Sequence[torch.dtype] = GEMM_DTYPES,
             raise
         raise UserError(f"not enough free memory on {device} to measure its limits") from None
     file = device_file(device)
-    try:
+    with os_errors(f"cannot write {file}"):
         file.parent.mkdir(parents=True, exist_ok=True)
         storage.write_json(file, limits.as_dict())
-    except OSError as error:
-        raise UserError(f"cannot write {file}: {os_reason(error)}") from error
     return limits
 
 

@@ -19,10 +19,11 @@ from specbench_ss import registry
 from specbench_ss.errors import UserError, did_you_mean, expanded
 from specbench_ss.options import MethodSpec
 from specbench_ss.results import frames
-from specbench_ss.results.checks import Check, checks
+from specbench_ss.results.checks import checks
 from specbench_ss.results.concurrency import ConcurrencyRow, concurrency_rows
 from specbench_ss.results.cost_model import MachineRow, PairedCost, machine_rows, pairs
 from specbench_ss.results.draft_schedule import DraftSchedule, draft_schedule
+from specbench_ss.results.findings import Check
 from specbench_ss.results.places import Along, place_rows
 from specbench_ss.results.quality import MARGIN, checked_margin
 from specbench_ss.results.ranking import RankRange, config_of, headline, lossy_checks, more_questions, rank_ranges

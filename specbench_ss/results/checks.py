@@ -11,9 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 from specbench_ss.results.concurrency import concurrency_rows, missing
+from specbench_ss.results.findings import FINDINGS, Check
 from specbench_ss.results.sample_checks import comparable, unfinished
 from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.text import format_number, format_speedup, interval, pluralize
@@ -86,53 +87,10 @@ REMEMBERED = 0.02  # share of steps that later repeats may save, by ties
 DRIFTED = 0.1  # change of the baseline's time from which a run is not steady
 UNCOVERED = 0.05  # the same where no interval covers it
 OTHERS = "it served other requests meanwhile, or did not always report its counts"
-CheckState = Literal["ok", "warning", "wrong", "not checked"]
-STATES: tuple[CheckState, ...] = ("wrong", "warning", "not checked", "ok")  # the worst first
-
 MEMORY = "that needs --repeats 2 and greedy decoding."
 USELESS = "speedups on low-quality outputs (e.g. from copying) may not carry over"
 KINDS = 3  # kinds of warnings in one sentence
 NUMBERS = re.compile(r"[\d.,]*\d")
-
-FINDINGS: dict[str, tuple[CheckState, str]] = {  # kind of a finding of `sample_checks` -> state and sentence
-    "impossible": ("wrong", "Impossible results: a bug or an invalid measurement."),
-    "invalid": ("wrong", "Invalid results."),
-    "biased": ("wrong", "Sampled tokens do not follow the target's distribution; these methods have no speedup."),
-    "untestable": ("warning", "Sampled tokens cannot be tested: rounding, or the baseline fails the test."),
-    "failed": ("wrong", "Samples failed; no number includes them."),
-    "mismatch": ("wrong", "Outputs differ from the baseline's without a numerical tie: no speedup for the same model."),
-    "text-differs": ("warning", "Outputs of servers differ from the baseline's, for an unknown reason."),
-    "length-differs": ("warning", "Outputs end earlier or later than the baseline's."),
-    "numerical-tie": ("warning", "Numerical ties in float32, where they should be rare."),
-    "short-steps": ("warning", "Steps take less time than the baseline's: other kernels, or a wrong clock or model."),
-    "outlier": (
-        "wrong",
-        "Samples took far longer than others of their method: run again, or use the speedups without them.",
-    ),
-    "uncompared": ("warning", "Outputs were not compared with the baseline's: their verdicts are missing."),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """Result of one check.
-
-    name: a key of `FINDINGS`, or `incomplete`, `warnings`, `sessions`, `timing`, `lower-bound`, `baseline-noise`,
-    `lossy`, `inferior`, `repetition`, `low-quality`, `weak-drafter`, `cuda-graphs`, `concurrency`,
-    `concurrency-verdicts`, `tokens`,
-    `acceptance`, `memory`, `drift`.
-    sentence: the finding, or the reason why there is none.
-    lines: its details, one for each method or warning.
-    made: share of the samples that an unfinished run has.
-    findings: further names for `--fail-on`.
-    """
-
-    name: str
-    state: CheckState
-    sentence: str
-    lines: tuple[str, ...] = ()
-    made: float | None = None
-    findings: tuple[str, ...] = ()
 
 
 def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
@@ -140,9 +98,8 @@ def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
     rows = [row for row in summaries if row.task == OVERALL]
     found: dict[str, list[str]] = {}
     for row in rows:
-        for sentence in row.health:
-            kind, _, text = sentence.partition(": ")
-            found.setdefault(kind, []).append(f"{row.method}: {text}")
+        for finding in row.health:
+            found.setdefault(finding.kind, []).append(f"{row.method}: {finding.text}")
     unstable = found.pop("unstable", [])
     answering = {row.method for row in run.rows if row.ok} or set(run.labels)  # others can only have failed
     answered = [row for row in rows if row.method in answering or row.comparison == "baseline"]
@@ -160,11 +117,6 @@ def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
         *_low_quality(run, summaries),
         *_weak_drafters(run, rows),
     ]
-
-
-def worst_first(made: Sequence[Check]) -> list[Check]:
-    """Return the checks that found something or could not be made, the worst first."""
-    return [check for state in STATES[:-1] for check in made if check.state == state]
 
 
 def _finished(run: Run) -> Check:

@@ -343,8 +343,7 @@ GATED = ("failed", "mismatch", "length-differs", "biased", "impossible", "invali
 
 def _faults(row: SummaryRow) -> dict[str, str]:
     """Return the findings about a method that fail a gate if they are new, with their texts, each in one line."""
-    lines = (" ".join(line.split()) for line in reversed(row.health))
-    found = dict(line.split(": ", 1) for line in lines if line.partition(":")[0] in GATED)
+    found = {one.kind: " ".join(one.text.split()) for one in reversed(row.health) if one.kind in GATED}
     found |= {} if row.lossless or row.reference_of else {"lossy": quality_text(row)}
     return found | ({"inferior": quality_text(row)} if row.quality_verdict == "inferior" else {})
 

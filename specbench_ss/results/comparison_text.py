@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
-from specbench_ss.results.compare import FAILED, INVALID, SAME, Change, ComparedRow
+from specbench_ss.results.compare import FAILED, INVALID, NO_VERDICT, SAME, Change, ComparedRow
 from specbench_ss.results.summary import OVERALL
-from specbench_ss.results.text import MISSING, cut, format_speedup
+from specbench_ss.results.table import Column
+from specbench_ss.results.text import MISSING, cut, format_number, format_speedup
 from specbench_ss.stats.intervals import FEWEST
 
-NAMES = {  # figure -> title of its table, digits
-    "speedup": ("Speedup over {}", 2),
-    "tokens_per_s": ("Tokens per second", 1),
-    "mean_acceptance_length": ("τ, tokens per step", 2),
-    "quality": ("Quality", 2),
+NAMES: dict[str, tuple[str, Callable[[float | None], str]]] = {  # figure -> title of its table, its text
+    "speedup": ("Speedup over {}", format_speedup),
+    "tokens_per_s": ("Tokens per second", partial(format_number, digits=1)),
+    "mean_acceptance_length": ("τ, tokens per step", format_number),
+    "quality": ("Quality", format_number),
 }
 POINTS = ("quality",)  # figures whose change is a difference; that of the others is a share
 ROUNDING = 1e-9  # a change by rounding alone
@@ -30,6 +33,43 @@ def change_text(metric: str, value: float | None) -> str:
 def interval_text(metric: str, change: Change) -> str:
     """Return the interval of a change as in '−5.0% to −1.2%'."""
     return MISSING if change.interval is None else " to ".join(change_text(metric, end) for end in change.interval)
+
+
+UNCHANGED = "unchanged"
+
+
+def change_columns(metric: str, later: str = "B") -> list[Column]:
+    """Return the columns of a table of changes of a metric. later: letter of the later run."""
+    write = NAMES[metric][1]
+
+    def column(title: str, cell: Callable[[Change], str], value: Callable[[Change], Any]) -> Column:
+        return Column("", title, lambda row: cell(row.changes[metric]), value=lambda row: value(row.changes[metric]))
+
+    return [
+        Column("method", "method", lambda row: row.method, left=True),
+        column("A", lambda change: write(change.a), lambda change: change.a),
+        column(later, lambda change: write(change.b), lambda change: change.b),
+        column("change", lambda change: change_text(metric, change.change), lambda change: change.change),
+        column("95% CI", lambda change: _ends(metric, change), lambda change: change.interval),
+        Column(
+            "verdict",
+            "verdict",
+            lambda row: verdict(row.changes[metric]),
+            left=True,
+            strong=lambda row: verdict(row.changes[metric]) not in (SAME, UNCHANGED, *NO_VERDICT),
+        ),
+        Column("n_prompts", "prompts", lambda row: f"{row.n_prompts:,}"),
+    ]
+
+
+def verdict(change: Change) -> str:
+    """Return the verdict; `unchanged` for a change of 0 with an interval of 0, as of τ with the same steps."""
+    values = (change.change, *(change.interval or ()))
+    return UNCHANGED if all(value is not None and abs(value) < ROUNDING for value in values) else change.verdict
+
+
+def _ends(metric: str, change: Change) -> str:
+    return "" if verdict(change) == UNCHANGED else interval_text(metric, change)
 
 
 def comparison_finding(rows: Sequence[ComparedRow]) -> str:

@@ -152,7 +152,10 @@ OUTPUT = table("output | string | | output match as text, as in the report")
 DECODE = table(
     "decode_speedup | Float64 | × | mean_acceptance_length / relative_step_time: without prefill; missing if invalid"
 )
-SUMMARY = columns_of(SummaryRow)
+SUMMARY = tuple(
+    replace(column, items=str, value=lambda row: tuple(map(str, row.health))) if column.name == "health" else column
+    for column in columns_of(SummaryRow)
+)
 for _name, _more in (("speedup_high", DECODE), ("peak_memory_bytes", (*COUNTED, *OUTPUT))):
     SUMMARY = _behind(SUMMARY, _name, _more)
 SHORT_SUMMARY = (

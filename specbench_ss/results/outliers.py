@@ -14,6 +14,7 @@ from statistics import median, median_low
 
 import numpy as np
 
+from specbench_ss.results.findings import Finding
 from specbench_ss.results.text import format_number
 from specbench_ss.runs.records import Key, Run, SampleRecord
 from specbench_ss.stats.intervals import FEWEST, Floats
@@ -98,7 +99,7 @@ def _step_seconds(seconds: Floats, nodes: Floats) -> Floats:
     return np.asarray(np.maximum(np.median(seconds - slope * nodes) + slope * nodes, seconds.min()))
 
 
-def sentence(found: Sequence[Outlier], samples: int, without: str) -> str:
+def outlier_finding(found: Sequence[Outlier], samples: int, without: str) -> Finding:
     """Return the finding on the outliers of a method, at least one. samples: of the method.
 
     without: the speedups without the outliers, as text; '' if too little is left.
@@ -110,4 +111,4 @@ def sentence(found: Sequence[Outlier], samples: int, without: str) -> str:
     if len(found) > 1:
         longer = f"{len(found)} of {samples} samples took far longer than usual; {longer}"
     rest = "without them" if len(found) > 1 else "without it"
-    return f"outlier: {longer}{f'; {rest} {without}' if without else ''}"
+    return Finding("outlier", f"{longer}{f'; {rest} {without}' if without else ''}")

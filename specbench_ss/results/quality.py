@@ -17,6 +17,7 @@ from scipy.special import betaincinv
 
 from specbench_ss.errors import UserError
 from specbench_ss.options import checked_value
+from specbench_ss.results.findings import Finding
 from specbench_ss.runs.records import Key, Run, SampleRecord
 from specbench_ss.stats.betting import BIASED, SampledTokens, bound, pool, too_coarse
 from specbench_ss.stats.intervals import Floats, Interval, Strata, mean_interval, strata_of
@@ -77,19 +78,20 @@ def sampling_tests(run: Run) -> dict[str, SamplingTest]:
     return found
 
 
-def bias_found(run: Run, label: str, test: SamplingTest | None) -> list[str]:
+def bias_found(run: Run, label: str, test: SamplingTest | None) -> list[Finding]:
     """Report that a method that promises its reference's distribution draws from another one."""
     if test is None or test.bias != "biased" or label == run.baseline:
         return []
-    return [f"biased: {described(test)}"] if run.entry(label)["lossless"] else []
+    return [Finding("biased", described(test))] if run.entry(label)["lossless"] else []
 
 
-def unsuited_control(run: Run, label: str, test: SamplingTest | None) -> list[str]:
+def unsuited_control(run: Run, label: str, test: SamplingTest | None) -> list[Finding]:
     """Report that methods cannot be tested: rounding, or the baseline fails the test itself."""
     tested = [other for other in run.labels if run.reference(other) == label != other]
     if test is None or not tested or not (test.reason or test.p < CONTROL):
         return []
-    return [f"untestable: {test.reason or f'its own {described(test)}'}; not tested: {', '.join(tested)}"]
+    text = f"{test.reason or f'its own {described(test)}'}; not tested: {', '.join(tested)}"
+    return [Finding("untestable", text)]
 
 
 def described(test: SamplingTest) -> str:

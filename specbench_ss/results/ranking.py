@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from specbench_ss.options import REFERENCE
-from specbench_ss.results.checks import Check, baseline_noise
+from specbench_ss.results.checks import baseline_noise
+from specbench_ss.results.findings import Check
 from specbench_ss.results.quality import measures
 from specbench_ss.results.summary import OVERALL, SummaryRow, failing
 from specbench_ss.results.text import MISSING, cut, format_speedup, interval, output_match, pluralize, title
@@ -64,7 +65,7 @@ def rank_ranges(run: Run, summaries: Sequence[SummaryRow]) -> Mapping[str, RankR
     """
     blocks = answered_blocks(run.of(run.baseline))
     rows = [row for row in contenders(summaries) if answered_blocks(run.of(row.method)) >= blocks]
-    labels = [row.method for row in sorted(rows, key=lambda row: -(row.speedup or 0.0))]
+    labels = [row.method for row in by_speed(rows)]
     all_of = together([run.of(label) for label in (*labels, run.baseline)])
     if all_of.seconds.shape[1] < FEWEST:
         return {}
@@ -223,18 +224,15 @@ def short_n(row: SummaryRow) -> str:
     return n(row).replace(" questions", " q")
 
 
-def notes(
-    rows: Sequence[SummaryRow], config: Mapping[str, Any], outputs: bool = True, short: bool = False
-) -> list[str]:
+def notes(rows: Sequence[SummaryRow], config: Mapping[str, Any], short: bool = False) -> list[str]:
     """Return the explanations of the marks and numbers in these rows.
 
-    config: that of the manifest, with `measures` as in `quality`. outputs: the rows show `output`. short: the rows
-    use `short_output` and `short_n`.
+    config: that of the manifest, with `measures` as in `quality`. short: the rows use `short_output` and `short_n`.
     """
     measured_by = ", ".join(config.get("measures", ()))
     q, dagger = (" (q)", "† ") if short else ("", "")
     marks = {text[0] for row in rows for text in (speedup(row), own_model(row))}
-    shown = {(output(row, config), row.lossless) for row in rows} if outputs else set()
+    shown = {(output(row, config), row.lossless) for row in rows}
     own_baselines = dict.fromkeys(row.reference for row in rows if row.reference != row.baseline)
     repeats, baseline = int(config["repeats"]), next((row.baseline for row in rows), "")
     explained = {
@@ -248,7 +246,7 @@ def notes(
         f"every prompt has {repeats} repeats; it counts once in n, with its mean": repeats > 1,
         f"{NO_MEAN} ({measured_by})": any(row.quality is not None and quality(row, config) is None for row in rows),
         PROMISED: (SAMPLED, True) in shown,
-        **{text: outputs and any(bias in output(row, config) for row in rows) for bias, text in BIAS.items()},
+        **{text: any(bias in shown_text for shown_text, _ in shown) for bias, text in BIAS.items()},
         f"{NOT_COMPARED}: the method does not preserve the output of the baseline": (NOT_COMPARED, False) in shown,
         f"{dagger}a method that changes the model must match the AR output of that model "
         f"({', '.join(own_baselines)}); in every row speedup and quality are relative to {baseline}": bool(
@@ -285,7 +283,7 @@ def headline(
     sentence = _fastest(rows, placed, remedy) if comparable else _without_ranking(rows or methods, failed, over)
     sentence += _noise(overall, rows) + _set_apart(methods, failed) + (_left_out(methods, failed) if comparable else "")
     concerned = [row for row in overall if row.comparison == "baseline"] + (rows or methods)
-    kinds = {line.partition(":")[0] for row in concerned for line in row.health} | {"incomplete"}
+    kinds = {finding.kind for row in concerned for finding in row.health} | {"incomplete"}
     wrong = [check.name for check in made if check.state == "wrong" and check.name in kinds.intersection(UNRELIABLE)]
     if not wrong:
         return sentence
@@ -344,7 +342,7 @@ TOO_FEW_SHARED = f"fewer than {FEWEST} questions or not all blocks were answered
 
 def _fastest(rows: Sequence[SummaryRow], placed: Mapping[str, RankRange], remedy: str) -> str:
     over = baseline_name(rows[0].baseline)
-    known = sorted((row for row in rows if row.speedup_interval), key=lambda row: -(row.speedup or 0))
+    known = by_speed([row for row in rows if row.speedup_interval])
     if not known:
         return f"Too few questions to compare with {over}: a confidence interval needs {FEWEST} ({remedy})."
     several = len(known) > 1

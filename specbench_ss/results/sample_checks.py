@@ -2,8 +2,7 @@
 
 docs/metrics.md has the formula and the reason for the bound.
 
-Each sentence begins with its kind, `unstable` or one of `checks.FINDINGS`. A method with the kind `impossible` or
-`invalid` has no speedup.
+A method with a finding of the kind `impossible` or `invalid` has no speedup.
 """
 
 from __future__ import annotations
@@ -17,8 +16,11 @@ from typing import Any
 import numpy as np
 
 from specbench_ss.engine.numerics import arithmetic
-from specbench_ss.results.text import percent
+from specbench_ss.errors import UserError
+from specbench_ss.results.findings import Finding
+from specbench_ss.results.text import percent, pluralize
 from specbench_ss.runs.records import COUNTS, KILLED, Array, Run, SampleRecord, StepColumns, Steps
+from specbench_ss.runs.run_dir import STEPS
 from specbench_ss.runs.run_dir import uncompared as without_verdicts
 from specbench_ss.runs.server_tokens import contradiction
 from specbench_ss.stats.intervals import Floats, Interval
@@ -91,7 +93,7 @@ def cross_request_memory(run: Run, label: str) -> list[str]:
         return []
     row = differ[0][0]
     return [
-        f"invalid: the steps of {len(differ)} of {len(several)} prompts differ between repeats with the same output "
+        f"the steps of {len(differ)} of {len(several)} prompts differ between repeats with the same output "
         f"(first {row.question_id} turn {row.turn + 1}): the method remembers earlier outputs; set stateful = True"
     ]
 
@@ -117,7 +119,7 @@ def order_memory(run: Run, label: str) -> list[str]:
         return []
     others, after = (f"{np.mean(side):.2f}" for side in taus)
     where = f"τ is {after} on prompts that {run.baseline} answered before it and {others} on others"
-    return [f"invalid: {where}: the method uses the outputs of {run.baseline}"]
+    return [f"{where}: the method uses the outputs of {run.baseline}"]
 
 
 def comparable(run: Run, label: str) -> list[list[SampleRecord]]:
@@ -176,10 +178,10 @@ def _parts(steps: StepColumns) -> tuple[Array, ...]:
     return (steps.draft_s, steps.verify_s, steps.accept_s, steps.host_s)
 
 
-def impossible(rows: Sequence[SampleRecord], steps: Steps) -> list[str]:
+def impossible(rows: Sequence[SampleRecord], steps: Steps) -> list[Finding]:
     """Report samples whose numbers contradict each other."""
     bad = {**_bad_sums(rows, steps), **_bad_steps(rows, steps)}
-    return [f"impossible: {text} ({_samples(found)})" for text, found in bad.items() if found]
+    return [Finding("impossible", f"{text} ({_samples(found)})") for text, found in bad.items() if found]
 
 
 def _bad_sums(rows: Sequence[SampleRecord], steps: Steps) -> dict[str, list[SampleRecord]]:
@@ -200,17 +202,18 @@ def _bad_steps(rows: Sequence[SampleRecord], steps: Steps) -> dict[str, list[Sam
     return {text: [made[i] for i in np.unique(sample[bad(columns)]).tolist()] for text, bad in STEP_CHECKS.items()}
 
 
-def invalid_reasons(run: Run, label: str) -> list[str]:
+def invalid_reasons(run: Run, label: str) -> list[Finding]:
     """Report the reasons why a method is invalid: an altered model, a wrong reference, or outputs from memory."""
     off, reference = run.manifest.get("target_changed"), run.reference(label)
-    found = [f"invalid: a method altered the model: its own logits changed in the run, by {off}"] if off else []
+    found = [f"a method altered the model: its own logits changed in the run, by {off}"] if off else []
     if reference not in (label, run.baseline):
         wrong = sum(one.verdict == "mismatch" for one in run.output_match if one.method == reference)
-        text = f"invalid: {wrong} outputs of its reference {reference} are not those of its own model"
+        text = f"{wrong} outputs of its reference {reference} are not those of its own model"
         found += [text] if wrong else []
     other = contradiction(run.rows, label, run.baseline) if run.served else ""
-    found += [f"invalid: its server counts {other}"] if other else []
-    return [*found, *cross_request_memory(run, label), *order_memory(run, label)]
+    found += [f"its server counts {other}"] if other else []
+    found += [*cross_request_memory(run, label), *order_memory(run, label)]
+    return [Finding("invalid", text) for text in found]
 
 
 def speedup_within_bound(excess: Interval | None) -> bool | None:
@@ -221,28 +224,30 @@ def speedup_within_bound(excess: Interval | None) -> bool | None:
     return None if excess is None else excess[0] <= 1
 
 
-def short_steps(excess: Interval | None, baseline: str) -> list[str]:
+def short_steps(excess: Interval | None, baseline: str) -> list[Finding]:
     """Report outputs that took less time than so many steps of the baseline. excess: interval of the ratio."""
     if excess is None or excess[0] <= 1:
         return []
-    return [f"short-steps: at least {excess[0]:.2f} times as fast as its number of steps of {baseline}"]
+    return [Finding("short-steps", f"at least {excess[0]:.2f} times as fast as its number of steps of {baseline}")]
 
 
-def too_fast(excess: Interval | None, tau: float | None) -> list[str]:
+def too_fast(excess: Interval | None, tau: float | None) -> list[Finding]:
     """Report outputs that took less than the lower bound by `speedup_within_bound`."""
     if excess is None or tau is None or speedup_within_bound(excess):
         return []
-    return [f"impossible: at least {excess[0]:.2f} times as fast as its steps allow, with {tau:.2f} tokens per step"]
+    text = f"at least {excess[0]:.2f} times as fast as its steps allow, with {tau:.2f} tokens per step"
+    return [Finding("impossible", text)]
 
 
-def outside_clock(passed: Interval | None) -> list[str]:
+def outside_clock(passed: Interval | None) -> list[Finding]:
     """Report outputs with more wall time than measured time, if the whole interval lies above `MOST`.
 
     passed: the interval of wall time over measured time.
     """
     if passed is None or passed[0] <= MOST:
         return []
-    return [f"invalid: wall time is at least {passed[0]:.2f}x the measured time; work happens outside the clock"]
+    text = f"wall time is at least {passed[0]:.2f}x the measured time; work happens outside the clock"
+    return [Finding("invalid", text)]
 
 
 def findings(
@@ -251,26 +256,27 @@ def findings(
     verdicts: Mapping[str, int],
     without: Sequence[SampleRecord],
     times: Spread | None,
-) -> Iterator[str]:
+) -> Iterator[Finding]:
     """Yield findings on a method's samples: failures, output mismatches, unstable times.
 
     verdicts: counts of its output matches. without: all samples of the run that lack a verdict. In half precision
     numerical ties are expected and left out.
     """
     if bad := [row for row in rows if not row.ok]:
-        yield f"failed: {_samples(bad)}: {bad[0].error}"
+        yield Finding("failed", f"{_samples(bad)}: {bad[0].error}")
     exact = arithmetic(run.manifest["model"]["dtype"]) in ("float32", "float64")
     reference = run.reference(rows[0].method) if rows else run.baseline
     kinds = ("mismatch", "text differs", "length differs")
     for kind in (*kinds, "numerical tie") if exact else kinds:
         if n := verdicts.get(kind):
-            yield f"{kind.replace(' ', '-')}: {n} of {sum(verdicts.values())} outputs compared with {reference}"
+            text = f"{n} of {sum(verdicts.values())} outputs compared with {reference}"
+            yield Finding(kind.replace(" ", "-"), text)
     if lacking := {row.key for row in without}.intersection(row.key for row in rows):
-        yield f"uncompared: {len(lacking)} of {len(rows)} outputs, which --resume compares"
+        yield Finding("uncompared", f"{len(lacking)} of {len(rows)} outputs, which --resume compares")
     if times and unstable(times):
         what = "times of the same work differ by {}, more than a tenth"
         what = what if times.of_repeats else "its step times over different prompts differ by {} (interquartile range)"
-        yield f"unstable: {what.format(percent(times.share))}"
+        yield Finding("unstable", what.format(percent(times.share)))
 
 
 def unfinished(run: Run) -> str:
@@ -278,9 +284,18 @@ def unfinished(run: Run) -> str:
     status, made, reasons = run.manifest["status"], len(run.rows), list[str]()
     if status != "complete" or made < run.samples:
         reasons.append({"complete": "samples are missing", KILLED: NOT_LOCKED}.get(status, status))
+    if run.without_steps:
+        reasons.append(f"{STEPS} is cut: it lacks the steps of {pluralize(run.without_steps, 'sample')}")
     if n := len(without_verdicts(run)):
         reasons.append(f"{n:,} {'output was' if n == 1 else 'outputs were'} not compared with the baseline's")
     return f"not complete ({'; '.join(reasons)}): {made:,} of {run.samples:,} samples" if reasons else ""
+
+
+def check_samples(run: Run, purpose: str) -> None:
+    """Raise UserError for a run without a sample. purpose: a verb, as in 'nothing to report'."""
+    if not run.rows:
+        cut = f"; {STEPS} lacks their steps" if run.without_steps else ""
+        raise UserError(f"nothing to {purpose}: {run.path} has none of the run's {run.samples:,} samples{cut}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +325,7 @@ def spread(rows: Sequence[SampleRecord], equal_steps: bool) -> Spread | None:
     of_repeats = math.sqrt(float(np.mean(squares))) if squares else 0.0
     if of_repeats > SPREAD or sum(len(t) - 1 for t in repeats.values()) >= ENOUGH - 1:
         return Spread(of_repeats, True)
-    per_step = _at_one_length([row for row in rows if row.steps])
+    per_step = _at_one_length([row for row in rows if row.steps and row.decode_s])
     if not equal_steps or len(per_step) < ENOUGH:
         return None
     low, middle, high = np.quantile(per_step, (0.25, 0.5, 0.75))

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from specbench_ss.results import outliers, sample_checks
+from specbench_ss.results.findings import Finding
 from specbench_ss.results.quality import (
     MARGIN,
     Bias,
@@ -329,7 +330,9 @@ class SummaryRow:
     engine_acceptance_length: Col[
         Number, "servers: 1 + accepted tokens / drafts over steps with a draft, as vLLM logs it", "tokens"
     ] = None
-    health: Col[tuple[str, ...], "findings about the method's numbers, a tuple of sentences; empty without findings"]
+    health: Col[
+        tuple[Finding, ...], "findings about the method's numbers, a tuple of sentences; empty without findings"
+    ]
     baseline: Col[str, "label of the baseline of `speedup`: `ar`, or the first endpoint"]
 
     @property
@@ -339,7 +342,7 @@ class SummaryRow:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row as JSON-ready data."""
-        return asdict(self)
+        return asdict(self) | {"health": tuple(map(str, self.health))}
 
 
 def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
@@ -377,8 +380,8 @@ def _with_outliers(run: Run, summaries: list[SummaryRow]) -> list[SummaryRow]:
             without = [(row.method, _speedup_of(rows, row.method, run.baseline)) for row in valid[:SHOWN]]
             shown = ", ".join(f"{label} {format_speedup(speedup)}" for label, speedup in without if speedup)
             samples = sum(row.ok for row in run.of(summary.method) if summary.task in (OVERALL, row.category))
-            line = outliers.sentence(own, samples, shown.removeprefix(f"{summary.method} "))
-            summary = replace(summary, health=(*summary.health, line))
+            finding = outliers.outlier_finding(own, samples, shown.removeprefix(f"{summary.method} "))
+            summary = replace(summary, health=(*summary.health, finding))
         made.append(summary)
     return made
 
@@ -412,7 +415,7 @@ def _summary(
     task: str,
     margin: float,
     without: Sequence[SampleRecord],
-    invalid: tuple[Sequence[str], bool],
+    invalid: tuple[Sequence[Finding], bool],
     test: SamplingTest | None,
 ) -> SummaryRow:
     """Return the row. invalid: findings of the whole run that make it invalid, and whether an output is wrong."""
@@ -485,7 +488,7 @@ class _Compared:
     def _faster_than(self, seconds: Floats | None) -> Interval | None:
         return None if seconds is None else self.times.faster_than(seconds)
 
-    def invalidating_checks(self, invalid: Sequence[str]) -> tuple[str, ...]:
+    def invalidating_checks(self, invalid: Sequence[Finding]) -> tuple[Finding, ...]:
         """Return the findings that make a speedup invalid. invalid: those of the whole run."""
         impossible = sample_checks.impossible(self.samples, self.run.steps)
         too_fast = sample_checks.too_fast(self.excess, self.tally.tau)

@@ -24,7 +24,8 @@ class Column:
 
     key: the name of its number in docs/columns.md. cell: returns the text of a row. when: whether a row has a value; a
     column without any is left out. short: title in a terminal, if it differs. meaning: entry of the legend.
-    left: text, which is aligned to the left.
+    left: text, which is aligned to the left. value: returns the number of a row; by default the attribute `key`.
+    strong: whether the text of a row is bold.
     """
 
     key: str
@@ -34,10 +35,24 @@ class Column:
     short: str = ""
     meaning: str = ""
     left: bool = False
+    value: Callable[[Any], Any] | None = None
+    strong: Callable[[Any], bool] | None = None
+
+    @property
+    def head(self) -> str:
+        """Return the title in a terminal."""
+        return self.short or self.title
 
     def has_value(self, rows: Iterable[Any]) -> bool:
         """Return whether the table of these rows has the column."""
         return self.when is None or any(map(self.when, rows))
+
+    def sort_key(self, row: Any) -> Any:
+        """Return the number of a row, of an interval its lower end; of a column of text the text."""
+        if self.left:
+            return self.cell(row)
+        value = self.value(row) if self.value else getattr(row, self.key)
+        return value[0] if isinstance(value, tuple) else value
 
 
 def known(key: str, title: str, write: Callable[[float | None], str], short: str = "", meaning: str = "") -> Column:
@@ -50,7 +65,7 @@ def ranking_columns(config: Mapping[str, Any]) -> dict[str, Column]:
     columns = (
         Column("task", "task", lambda r: "all" if r.task == OVERALL else title(r.task), left=True),
         Column("method", "method", lambda r: r.method, left=True),
-        Column("speedup", "speedup", ranking.speedup),
+        Column("speedup", "speedup", ranking.speedup, strong=lambda r: r.comparison in ("faster", "slower")),
         Column("speedup_interval", "95% CI", lambda r: interval(r.speedup_interval)),
         Column("comparison", "verdict", lambda r: r.comparison, left=True),
         known("decode_speedup", "decode speedup", format_speedup, "decode", "without prefill"),
@@ -93,10 +108,18 @@ def _of_one(row: ConcurrencyRow) -> str:
     return "baseline" if row.is_baseline else ranking.marked_speedup(row.speedup, row.comparison)
 
 
-def level_columns(results: Results) -> list[Column]:
+NOT_WITH_LIMITS = (
+    "throughput_ratio",
+    "relative_step_time",
+    "same_output",
+    "latency_s_p50",
+)  # a terminal has no room for both
+
+
+def level_columns(results: Results, wide: bool = False) -> list[Column]:
     """Return the columns of the table of load levels, as far as its rows have values.
 
-    A width of 120 characters has room either for the limits or for what they replace.
+    wide: all of them; else limits of a request replace some.
     """
     rows, limits = results.concurrency_rows, limits_text(results.manifest)
     rates = RATES if any(row.rate for row in rows) else ""
@@ -108,44 +131,44 @@ def level_columns(results: Results) -> list[Column]:
             "slo_attainment", "SLO", lambda r: percent(r.slo_attainment), meaning="share of requests within the limits"
         ),
     ]
-    ratio = Column(
-        "throughput_ratio", "× baseline", lambda r: format_speedup(r.throughput_ratio), _compared,
-        meaning="throughput over the baseline's with as many requests in flight",
-    )  # fmt: skip
-    step = Column(
-        "relative_step_time", "step", lambda r: format_speedup(r.relative_step_time),
-        lambda r: _compared(r) and r.relative_step_time is not None, meaning="time of a step over the baseline's",
-    )  # fmt: skip
-    same = Column(
-        "same_output", "same", lambda r: percent(r.same_output), lambda r: _compared(r) and r.same_output is not None,
-        meaning="outputs equal to the baseline's of one request at a time",
-    )  # fmt: skip
-    latency = Column(
-        "latency_s_p50", "s", lambda r: format_number(r.waits["latency_s_p50"], 2), meaning="latency of a request"
-    )
     columns = [
         Column("load", "load", lambda r: str(r.load), meaning=f"requests in flight{rates}"),
         Column("method", "method", lambda r: r.method, left=True),
         Column("tokens_per_s", "tokens/s", lambda r: format_number(r.tokens_per_s, 1)),
-        *([] if limits else [ratio]),
+        Column(
+            "throughput_ratio", "× baseline", lambda r: format_speedup(r.throughput_ratio), _compared,
+            meaning="throughput over the baseline's with as many requests in flight",
+        ),
         Column(
             "speedup", "speedup", _of_one, _compared,
             meaning=f"time per token of a request, baseline / method, with its 95% CI{without}",
         ),
         Column("speedup_interval", "95% CI", lambda r: interval(r.speedup_interval), _compared),
         known("mean_acceptance_length", "τ", format_number),
-        *([] if limits else [step, same]),
+        Column(
+            "relative_step_time", "step", lambda r: format_speedup(r.relative_step_time),
+            lambda r: _compared(r) and r.relative_step_time is not None, meaning="time of a step over the baseline's",
+        ),
+        Column(
+            "same_output", "same", lambda r: percent(r.same_output),
+            lambda r: _compared(r) and r.same_output is not None,
+            meaning="outputs equal to the baseline's of one request at a time",
+        ),
         Column("ttft_s_p50", "first ms", _ms("ttft_s_p50"), meaning="time to first token"),
         Column("tpot_s_p50", "ms/token", _ms("tpot_s_p50"), meaning="time per output token"),
-        *(with_limits if limits else [latency]),
+        Column(
+            "latency_s_p50", "s", lambda r: format_number(r.waits["latency_s_p50"], 2), meaning="latency of a request"
+        ),
+        *(with_limits if limits else []),
         Column("failed", "failed", lambda r: str(r.failed), lambda r: r.failed > 0),
     ]  # fmt: skip
-    return [column for column in columns if column.has_value(rows)]
+    left_out = NOT_WITH_LIMITS if limits and not wide else ()
+    return [column for column in columns if column.key not in left_out and column.has_value(rows)]
 
 
 def legend(columns: Sequence[Column], short: bool = False) -> list[str]:
     """Return the meanings of these columns. short: with their titles in a terminal."""
-    return [f"{short * c.short or c.title}: {c.meaning}" for c in columns if c.meaning]
+    return [f"{c.head if short else c.title}: {c.meaning}" for c in columns if c.meaning]
 
 
 def markdown_table(columns: Sequence[Column], rows: Iterable[Any]) -> str:

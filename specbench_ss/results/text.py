@@ -110,6 +110,12 @@ def cut(label: str, width: int = LONG) -> str:
     return label if len(label) <= width else f"{label[: width - half - 1]}…{label[-half:]}"
 
 
+def first_lines(lines: Sequence[str], most: int) -> list[str]:
+    """Return the first lines of a list, and how many more there are."""
+    rest = len(lines) - most
+    return [*lines[:most], *([f"and {rest:,} more"] if rest > 0 else [])]
+
+
 def title(name: str) -> str:
     """Return a name as a title: 'math_reasoning' becomes 'math reasoning'."""
     return name.replace("_", " ")

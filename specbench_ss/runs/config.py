@@ -34,10 +34,6 @@ class Endpoint:
     group: str = ""
     k: int | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the endpoint as JSON-ready data."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -113,7 +109,7 @@ class RunConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the configuration as JSON-ready data, without secrets."""
-        parts = ("methods", "presets", "plugin", "endpoints")
+        parts = ("methods", "presets")
         stored = asdict(self) | {name: [part.as_dict() for part in getattr(self, name)] for name in parts}
         return stored | {"extra_body": self.extra_body and redacted_text(self.extra_body)}
 
@@ -141,10 +137,6 @@ class Recording:
     rerun_noisy: int | None = None
     record_drafts: str = "0"
     trace: bool = False
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the settings as JSON-ready data."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from specbench_ss.models.checkpoint import TrainingInfo
 from specbench_ss.models.load import template_hash
 from specbench_ss.options import MethodSpec, option_values, value_text
 from specbench_ss.redaction import redacted_words
-from specbench_ss.runs.config import GOODPUT, RunConfig
+from specbench_ss.runs.config import GOODPUT, Endpoint, RunConfig
 from specbench_ss.runs.environment import environment
 from specbench_ss.runs.environment import now as now
 from specbench_ss.runs.records import baseline_of
@@ -61,9 +62,7 @@ CONFIG = _struct_type(
         "methods": _list_of(_struct_type({"name": str, "options": JsonObject}, {"copy": int})),
         "presets": _list_of(_struct_type({"method": str})),
         "plugin": _list_of(_struct_type({"file": str, "sha256": str})),
-        "endpoints": _list_of(
-            _struct_type({"label": str, "url": str}, {"model": str | None, "group": str, "k": int | None})
-        ),
+        "endpoints": list[Endpoint],
         "concurrency": list[int],
         "rate": list[float],
         "data": str | None,
@@ -198,6 +197,18 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except ValueError as e:
         raise UserError(f"{file} is damaged: {e}") from e
     return manifest
+
+
+def newest_runs(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Return the run directories in a folder, and those of runs of methods and servers, with their manifests.
+
+    The newest comes first; what cannot be read is left out.
+    """
+    found = []
+    for file in (*folder.glob(f"*/{MANIFEST}"), *folder.glob(f"*/*/{MANIFEST}")):
+        with contextlib.suppress(UserError):
+            found.append((file.parent, read_manifest(file.parent)))
+    return sorted(found, key=lambda one: (str(one[1]["created"]), str(one[0])), reverse=True)
 
 
 def _check_manifest(manifest: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ def check_readable(row: SampleRecord, steps: Sequence[Step]) -> None:
 
     That is the case for a negative or fractional count, or a time that is not finite.
     """
-    SampleRecord.read(encoded(row.as_dict()))
+    SampleRecord.read(encoded(row))
     for index, step in enumerate(steps):
         read_step_line(encoded(step_line(row.key, index, step)))
 

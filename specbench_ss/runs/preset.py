@@ -13,7 +13,7 @@ import msgspec
 import yaml
 
 from specbench_ss import user_files
-from specbench_ss.errors import UserError, os_reason
+from specbench_ss.errors import UserError, os_errors
 from specbench_ss.options import value_text
 from specbench_ss.storage import replacing, temporary
 from specbench_ss.user_files import mapping, read_bytes
@@ -94,11 +94,8 @@ def check_writable(path: Path) -> None:
         if path.is_dir():
             raise UserError(f"cannot write {path}: it is a folder")
         read_preset(path)  # only a preset may be replaced
-    try:
-        with temporary(path):  # access rights are not conclusive
-            pass
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {os_reason(error)}") from error
+    with os_errors(f"cannot write {path}"), temporary(path):  # access rights are not conclusive
+        pass
 
 
 def write_preset(path: Path, content: Mapping[str, Any]) -> None:
@@ -107,10 +104,7 @@ def write_preset(path: Path, content: Mapping[str, Any]) -> None:
     text = yaml.safe_dump(
         {"preset": FORMAT, **content}, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120
     )
-    try:
-        with replacing(path) as file:
-            file.write((head + text).encode())
-            if path.exists():
-                os.replace(path, path.with_name(path.name + ".old"))
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {os_reason(error)}") from error
+    with os_errors(f"cannot write {path}"), replacing(path) as file:
+        file.write((head + text).encode())
+        if path.exists():
+            os.replace(path, path.with_name(path.name + ".old"))

@@ -71,10 +71,6 @@ class ConcurrencyResult:
         """Return the level's unique key in a run."""
         return (self.method, self.load, self.repeat)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the level as JSON-ready data."""
-        return asdict(self)
-
 
 Array = NDArray[Any]
 COUNTS = ("draft_nodes", "verified_nodes", "draft_depth", "accepted_tokens", "tokens")
@@ -233,10 +229,6 @@ class KeyedRecord:
     def prompt(self) -> tuple[str, int, int]:
         """Return the part of the key shared by all methods: question, turn and repeat."""
         return (self.question_id, self.turn, self.repeat)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the line as JSON-ready data."""
-        return asdict(self)
 
 
 @dataclass(slots=True)
@@ -466,7 +458,8 @@ read_judged = user_files.decoder(JudgeVerdict)
 class Run:
     """Everything committed in a run directory, finished or not.
 
-    concurrency, requests: load levels, and their requests.
+    concurrency, requests: load levels, and their requests. without_steps: samples left out, since steps.jsonl lacks
+    their steps.
     """
 
     path: Path
@@ -478,6 +471,7 @@ class Run:
     judge_verdicts: list[JudgeVerdict] = field(default_factory=list)
     concurrency: list[ConcurrencyResult] = field(default_factory=list)
     requests: list[SampleRecord] = field(default_factory=list)
+    without_steps: int = 0
 
     @property
     def labels(self) -> list[str]:

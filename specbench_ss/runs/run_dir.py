@@ -31,7 +31,7 @@ import msgspec
 
 from specbench_ss import storage, user_files
 from specbench_ss.engine.decoder import Step
-from specbench_ss.errors import UserError, os_reason
+from specbench_ss.errors import UserError, os_errors, os_reason
 from specbench_ss.runs.config import OutputOptions
 from specbench_ss.runs.environment import between_sessions
 from specbench_ss.runs.manifest import MANIFEST, read_manifest, same_run
@@ -73,7 +73,7 @@ class RunStore(Protocol):
     def append_output_match(self, verdict: OutputMatch) -> None:
         """Store one comparison with the reference."""
 
-    def append_optional(self, name: str, line: dict[str, Any]) -> str:
+    def append_optional(self, name: str, line: KeyedRecord) -> str:
         """Store a line of an optional file, TELEMETRY or DRAFTS. Return the error, or ''."""
 
     def update(self, **changes: Any) -> None:
@@ -264,7 +264,7 @@ class RunDir:
         """Create a directory, or, with where.resume, open the unfinished one of the same run. Raises UserError."""
         path, rows, compared_keys = where.out, list[SampleRecord](), list[Key]()
         resuming = check_out(where)
-        with _os_errors(path), contextlib.ExitStack() as on_error:
+        with os_errors(f"cannot write to {path}"), contextlib.ExitStack() as on_error:
             path.mkdir(parents=True, exist_ok=True)
             lock_fd = lock(path)
             on_error.callback(os.close, lock_fd)
@@ -290,19 +290,19 @@ class RunDir:
         lines = [step_line(row.key, i, step) for i, step in enumerate(steps)]
         with self._write_access():
             storage.append(self._files[STEPS], lines)
-            storage.append(self._files[SAMPLES], [row.as_dict()])
+            storage.append(self._files[SAMPLES], [row])
         self.rows[row.key] = row
 
     def append_output_match(self, verdict: OutputMatch) -> None:
         """Commit one comparison with the reference."""
         with self._write_access():
-            storage.append(self._files[OUTPUT_MATCH], [verdict.as_dict()])
+            storage.append(self._files[OUTPUT_MATCH], [verdict])
         self.compared_keys.add(verdict.key)
 
     def append_concurrency(self, level: ConcurrencyResult, rows: Sequence[SampleRecord]) -> None:
         """Commit a level: write its requests, then the level, and flush each to the disk."""
         with self._write_access():
-            for name, records in ((REQUESTS, [row.as_dict() for row in rows]), (CONCURRENCY, [level.as_dict()])):
+            for name, records in ((REQUESTS, rows), (CONCURRENCY, [level])):
                 with _appending(self.path / name) as file:
                     storage.append(file, records)
 
@@ -311,7 +311,7 @@ class RunDir:
         with self._write_access(), _appending(self.path / BASELINE_ANSWERS) as file:
             storage.append(file, [{"question_id": question_id, "turn": turn, "text": text}])
 
-    def append_optional(self, name: str, line: dict[str, Any]) -> str:
+    def append_optional(self, name: str, line: KeyedRecord) -> str:
         """Append a line to an optional file, TELEMETRY or DRAFTS. Return the error, or ''.
 
         No error is raised, since the run matters more. After one the file gets no more lines in this session, so that
@@ -348,10 +348,10 @@ class RunDir:
 
     @contextlib.contextmanager
     def _write_access(self) -> Iterator[None]:
-        """Convert errors as `_os_errors` does. Raises UserError in a forked process before anything is written."""
+        """Convert errors of the operating system. Raises UserError in a forked process before anything is written."""
         if os.getpid() != self._process:
             raise UserError(f"{self.path} belongs to process {self._process}; a forked process cannot write to it")
-        with _os_errors(self.path):
+        with os_errors(f"cannot write to {self.path}"):
             yield
 
     def close(self) -> None:
@@ -376,7 +376,7 @@ def check_out(where: OutputOptions) -> bool:
 
     Leaves no trace and is fast: call it before anything is loaded.
     """
-    with _os_errors(where.out):
+    with os_errors(f"cannot write to {where.out}"):
         existing = next(p for p in (where.out, *where.out.absolute().parents) if p.exists())
         if not existing.is_dir():
             raise UserError(f"cannot write to {where.out}: {existing} is not a folder")
@@ -413,7 +413,7 @@ def is_of_run(path: Path) -> bool:
 
 def check_place(path: Path) -> None:
     """Raise UserError if a folder cannot be created or written to. Leaves no trace."""
-    with _os_errors(path):
+    with os_errors(f"cannot write to {path}"):
         existing = next(p for p in (path, *path.absolute().parents) if p.exists())
         if not os.access(existing, os.W_OK | os.X_OK):
             raise UserError(f"cannot write to {path}: permission denied")
@@ -445,9 +445,9 @@ def read_run(path: Path) -> Run:
     steps = stored_steps(path, (path / SAMPLES, path / STEPS))
     if steps is None:
         steps = read_step_lines(path / STEPS).steps({row.key: _n_steps(row) for row in stored})
-    stored = _with_steps(stored, steps)
-    every = accounted([*stored, *requests])
-    rows, requests = every[: len(stored)], every[len(stored) :]
+    whole = _with_steps(stored, steps)
+    every = accounted([*whole, *requests])
+    rows, requests = every[: len(whole)], every[len(whole) :]
     keys = {row.key for row in rows}
     verdicts = read_verdicts(path)
     return Run(
@@ -460,6 +460,7 @@ def read_run(path: Path) -> Run:
         [verdict for verdict in storage.scan(path / JUDGE, read_judged)[0] if verdict.key in keys],
         levels,
         requests,
+        len(stored) - len(whole),
     )
 
 
@@ -468,7 +469,7 @@ def add_warning(path: Path, text: str) -> list[str]:
 
     Raises UserError.
     """
-    with _os_errors(path), contextlib.ExitStack() as stack:
+    with os_errors(f"cannot write to {path}"), contextlib.ExitStack() as stack:
         stack.callback(os.close, lock(path))
         manifest = read_manifest(path)
         manifest["warnings"] = _with_warning(manifest, text)
@@ -483,11 +484,11 @@ def _with_warning(manifest: Mapping[str, Any], text: str) -> list[str]:
 @contextlib.contextmanager
 def judging(path: Path) -> Iterator[Callable[[JudgeVerdict], None]]:
     """Yield a function that commits a judge's verdict, with the directory locked."""
-    with _os_errors(path), contextlib.ExitStack() as stack:
+    with os_errors(f"cannot write to {path}"), contextlib.ExitStack() as stack:
         stack.callback(os.close, lock(path))
         storage.cut(path / JUDGE, read_judged)
         file = stack.enter_context(_appending(path / JUDGE))
-        yield lambda verdict: storage.append(file, [verdict.as_dict()])
+        yield lambda verdict: storage.append(file, [verdict])
 
 
 def _n_steps(row: SampleRecord) -> int:
@@ -560,7 +561,7 @@ def _recover(
     if len(measured) < len(rows):
         kept = {row.key for row in measured}
         with _appending(path / SAMPLES) as file:
-            storage.append(file, [row.without_numbers().as_dict() for row in rows if row.key not in kept])
+            storage.append(file, [row.without_numbers() for row in rows if row.key not in kept])
     readers = {
         TELEMETRY: _read_readings,
         DRAFTS: _read_drafts,
@@ -575,12 +576,3 @@ def _recover(
     done = {row.key for row in good}
     current = (v for v in verdicts if v.key in done and compared_with(v, manifest) in done)
     return [*good, *failed], [verdict.key for verdict in current if verdict.reason not in FAILED]
-
-
-@contextlib.contextmanager
-def _os_errors(path: Path) -> Iterator[None]:
-    """Convert errors of the operating system into a one-line UserError."""
-    try:
-        yield
-    except OSError as e:
-        raise UserError(f"cannot write to {path}: {os_reason(e)}") from e

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from specbench_ss import user_files
 from specbench_ss.conversations import Conversation, read_conversation
-from specbench_ss.errors import UserError, os_reason
+from specbench_ss.errors import UserError, os_errors
 from specbench_ss.models.load import template_hash
 from specbench_ss.prompt_files import FileSource, HubSource, Row, open_source, usable
 from specbench_ss.storage import cache_folder, replacing, replacing_folder, write_json
@@ -176,7 +176,7 @@ def cached(folder: Path, about: Mapping[str, Any], build: Callable[[Path], Built
     """
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
     done, work = folder / key, folder / f"{key}.work"
-    try:
+    with os_errors(f"cannot store training rows in {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / f"{key}.lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # released by the system when the process ends
@@ -184,8 +184,6 @@ def cached(folder: Path, about: Mapping[str, Any], build: Callable[[Path], Built
                 work.mkdir(exist_ok=True)
                 _store(build(work), about, done)
                 shutil.rmtree(work)
-    except OSError as error:
-        raise UserError(f"cannot store training rows in {folder}: {os_reason(error)}") from None
     return _read(done, SPLITS[0]), _read(done, SPLITS[1])
 
 

@@ -17,7 +17,7 @@ import torch
 
 from specbench_ss import registry
 from specbench_ss.engine.target import Target
-from specbench_ss.errors import UserError, os_reason
+from specbench_ss.errors import UserError, os_errors
 from specbench_ss.models.checkpoint import belongs_to
 from specbench_ss.models.devices import check_one_device, resolve_device, resolve_dtype
 from specbench_ss.models.frequent_tokens import write_frequent_tokens
@@ -138,13 +138,11 @@ def opened(config: TrainConfig) -> tuple[DistributedContext, Target]:
 def check_out(out: Path) -> None:
     """Raise UserError for a folder with other files than a training's, or one that cannot be created."""
     check_place(out)
-    try:
+    with os_errors(f"cannot use --out {out}"):
         foreign = (
             any(path.is_file() for path in out.rglob("*"))  # a training interrupted at its first step leaves folders
             and not any(next(out.glob(mark), None) for mark in (CHECKPOINT, LOG, f"*/{LOG}"))
         )
-    except OSError as error:
-        raise UserError(f"cannot use --out {out}: {os_reason(error)}") from None
     if foreign:
         raise UserError(f"--out {out} has files of no training; use another folder")
 

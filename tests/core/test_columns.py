@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from io import StringIO
 
 import pytest
-from rich.console import Console
 
 from specbench_ss.cli.printing import COLUMNS, print_verbose
 from specbench_ss.results.analysis import Results, analyse
 from specbench_ss.results.frames import SUMMARY
 from specbench_ss.results.table import EXPORTED, ranking_columns, summary_latex, summary_markdown
 from specbench_ss.runs.run_dir import read_run
+from tests.cli import printed
 from tests.conftest import MakeRun
 
 
@@ -34,8 +33,7 @@ def test_markdown_has_the_numbers_of_the_terminal(results: Results) -> None:
         "| all | ss | 1.83× | 1.71–1.97 | faster | 2.50 | identical | 0.50 | 1,234.5 | 5 |",
         "| all | ar | 1.00× |  | baseline | 2.50 | baseline | 0.50 | 1,234.5 | 5 |",
     ]
-    print_verbose(results, Console(file=(out := StringIO()), width=120))
-    lines = out.getvalue().splitlines()
+    lines = printed(print_verbose, results, width=120).splitlines()
     head = next(i for i, line in enumerate(lines) if line.strip().startswith("method"))
     titles = "method speedup 95% CI decode τ accept step time tok/s quality output n"
     assert " ".join(lines[head].split()) == titles

@@ -6,14 +6,12 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from specbench_ss import UserError, compare, load_run
 from specbench_ss.cli.compare import print_comparison
@@ -24,7 +22,7 @@ from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
 from specbench_ss.stats.intervals import ratio_interval, speedup_interval
-from tests.cli import failing
+from tests.cli import failing, printed
 from tests.conftest import MakeRun
 from tests.core.test_a_a import recorded
 from tests.core.test_frames import documented
@@ -290,17 +288,15 @@ def test_a_report_of_runs_that_do_not_compare_warns(make_run: MakeRun, capsys: p
 
 
 def test_measures_that_differ_have_no_common_mean(make_run: MakeRun) -> None:
-    def printed(results: Results) -> str:
-        out = StringIO()
-        print_comparison(compare(results, results), Console(file=out))
-        return out.getvalue()
+    def text_of(results: Results) -> str:
+        return printed(print_comparison, compare(results, results))
 
     results = load_run(make_run())
-    same = printed(results)
+    same = text_of(results)
     assert re.search("^Quality ", same, re.MULTILINE) and "every 95% CI: " in same and "widest" not in same
     questions = results.run.questions
     results.run.questions = [replace(q, metric="bleu" if q.category == "translation" else q.metric) for q in questions]
-    mixed = printed(results)
+    mixed = text_of(results)
     assert not re.search("^Quality  ", mixed, re.MULTILINE) and "left out" in mixed and "(bleu, rouge_l)" in mixed
 
 

@@ -83,6 +83,7 @@ def test_a_last_line_that_is_cut_is_made_again(path: Path, name: str) -> None:
         found = read_run(path)
         lost = {OUTPUT_MATCH: 0, SAMPLES: 1, STEPS: 1}[name] if size else {OUTPUT_MATCH: 0, SAMPLES: 6, STEPS: 4}[name]
         assert unfinished(found) and len(found.rows) == len(NUMBERS) - lost
+        assert ("steps.jsonl is cut: it lacks the steps of" in unfinished(found)) == (name == STEPS)
         assert (path / name).read_bytes() == before[name][:size]  # reading changes nothing
         with RunDir.open(OutputOptions(path, resume=True), _manifest(), test_rundir.QUESTIONS) as resumed:
             assert len(_go_on(resumed)) == lost
@@ -184,7 +185,7 @@ def test_a_forked_process_writes_nothing(tmp_path: Path) -> None:
             stated = [_refusal(act) for act in (
                 lambda: run.append(*sample(1)),
                 lambda: run.append_output_match(OutputMatch(*sample(1)[0].key, verdict="identical")),
-                lambda: run.append_optional("drafts.jsonl", {}),
+                lambda: run.append_optional("drafts.jsonl", sample(0)[0]),
                 lambda: run.update(status="complete"),
             )]  # fmt: skip
             os.write(writer, "\n".join(stated).encode())

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from specbench_ss.cli.printing import print_concurrency
 from specbench_ss.reports.html.report import HtmlReport, page
@@ -19,6 +17,7 @@ from specbench_ss.results.concurrency import concurrency_rows
 from specbench_ss.results.draft_schedule import DraftSchedule, ScheduleEntry, draft_schedule
 from specbench_ss.runs.records import ConcurrencyResult, Run, SampleRecord, Steps
 from specbench_ss.runs.run_dir import read_run
+from tests.cli import printed
 from tests.conftest import MakeRun
 
 Speedups = dict[int, dict[int, tuple[float, bool]]]  # by requests in flight and k: speedup, suitable
@@ -199,9 +198,7 @@ def test_a_level_that_no_server_finished_is_off(make_run: MakeRun) -> None:
 
 
 def shown(results: Results) -> str:
-    out = StringIO()
-    print_concurrency(results, Console(file=out))
-    return out.getvalue()
+    return printed(print_concurrency, results)
 
 
 TEXT = "e: k=4 at 1 in flight, k=2 at 4"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from specbench_ss.cli.paper import print_result, status, write_result
 from specbench_ss.results.report import Column, Grid, Part, Result, Span
+from tests.cli import printed
 
 GRID = Grid("found", (Column("method", "text"), Column("speedup", "times"), Column("n", "count")),
             (("ss[k=1]", 1.234, 1200), ("medusa", None, 3)))  # fmt: skip
@@ -29,9 +28,7 @@ def test_cells(value: float | str | None, column: Column, text: str) -> None:
 
 
 def test_text_for_people_has_every_value_and_no_markup_is_read_into_names() -> None:
-    console = Console(file=StringIO())
-    print_result(Result((GRID,), lines=(LINE,), notes=("note [k=1]",)), console)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+    text = printed(print_result, Result((GRID,), lines=(LINE,), notes=("note [k=1]",)))
     assert all(part in text for part in ("ss[k=1]", "1.23×", "1,200", "–", "note [k=1]", "a b [-c-]*d*"))
 
 

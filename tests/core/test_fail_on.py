@@ -10,7 +10,7 @@ import typer
 from specbench_ss.cli import run_output
 from specbench_ss.cli.main import main
 from specbench_ss.results.analysis import load_run
-from specbench_ss.results.checks import FINDINGS as KINDS
+from specbench_ss.results.findings import FINDINGS as KINDS
 from specbench_ss.runs.run_options import FINDINGS
 from tests.conftest import MakeRun
 

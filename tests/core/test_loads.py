@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +17,7 @@ from specbench_ss.results.table import levels_markdown
 from specbench_ss.runs.config import Load
 from specbench_ss.runs.records import ConcurrencyResult, Run, SampleRecord
 from specbench_ss.runs.run_dir import read_concurrency, read_run
+from specbench_ss.user_files import encoded
 
 LOADS = (Load(2), Load(None, 2.0))
 
@@ -61,8 +61,7 @@ def test_a_rate_of_two_is_not_a_concurrency_of_two(run: Run) -> None:
         assert rate.waits["ttft_s_p99"] == pytest.approx(two.waits["ttft_s_p99"] + 1)
         assert rate.waits["tpot_s_p99"] == two.waits["tpot_s_p99"]
     for name, records in (("requests", run.requests), ("concurrency", run.concurrency)):
-        lines = "".join(json.dumps(record.as_dict()) + "\n" for record in records)
-        (run.path / f"{name}.jsonl").write_text(lines)
+        (run.path / f"{name}.jsonl").write_bytes(b"".join(map(encoded, records)))
     assert read_concurrency(run.path) == (run.concurrency, run.requests)
     assert not list(missing(run))
     run.concurrency = [level for level in run.concurrency if level.key != ("ss", Load(None, 2.0), 0)]
@@ -105,12 +104,12 @@ def test_tables_show_rates_and_goodput_where_there_are_some(run: Run, tmp_path: 
         return levels_markdown(analyse(run))
 
     assert "| 2/s |" in text() and "goodput" not in text()
-    assert "2/s arrivals" in page() and "/s: arrivals per second" in page() and "within all limits" not in page()
+    assert "2/s arrivals" in page() and "arrivals per second (/s)" in page() and "within the limits" not in page()
     run.manifest["goodput"] = {"ttft": 500.0}
     assert "ttft ≤ 500 ms" in text() and "| 0% |" in text()
-    assert "within all limits" in page() and "ttft ≤ 500 ms" in page()
+    assert "within the limits" in page() and "ttft ≤ 500 ms" in page()
     run.concurrency, run.manifest["config"] = run.concurrency[:2], run.manifest["config"] | {"rate": []}
-    assert "/s: arrivals per second" not in page() and "2/s" not in text()
+    assert "arrivals per second (/s)" not in page() and "2/s" not in text()
 
 
 def test_only_a_closed_loop_has_a_throughput_ratio_and_a_comparison(run: Run) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, cast
 
 import pytest
@@ -12,6 +11,7 @@ from specbench_ss.engine.numerics import near_tie_drop
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.runs.output_match import first_difference, judge
 from specbench_ss.runs.records import SampleRecord
+from specbench_ss.user_files import encoded
 
 
 class LogitTarget:
@@ -107,7 +107,7 @@ def test_logits_that_are_not_finite_are_a_mismatch_that_can_be_written(value: fl
     logits = [5.0, 5.0, 5.0]
     logits[place] = value
     found = verdict(LogitTarget(logits), [0], [1])
-    json.dumps(found.as_dict(), allow_nan=False)
+    encoded(found)
     if place == 2 and value < 0:  # no part of the question
         assert found.verdict == "numerical tie"
     else:

@@ -30,7 +30,7 @@ def passing(run: Run, label: str, share: float, more: float = 0.0) -> None:
 def invalid(run: Run) -> bool:
     row = next(row for row in summarise(run) if (row.task, row.method) == (OVERALL, "ss"))
     assert (row.comparison == "invalid") == (row.speedup is None)
-    return any("outside the clock" in line for line in row.health)
+    return any("outside the clock" in finding.text for finding in row.health)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_one_long_answer_voids_nothing(timed: Run) -> None:
 def test_what_is_not_known_is_not_found(timed: Run, name: str) -> None:
     passing(timed, "ss", 3.0)
     setattr(timed.rows[0], name, None if name == "started" else "usage")
-    assert not any("outside the clock" in line for row in summarise(timed) for line in row.health)
+    assert not any("outside the clock" in one.text for row in summarise(timed) for one in row.health)
 
 
 def test_too_few_questions_are_not_judged(make_run: MakeRun) -> None:

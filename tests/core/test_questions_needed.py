@@ -86,8 +86,8 @@ def plant(
                 rows.append(row)
     path.mkdir(parents=True)
     (path / MANIFEST).write_text(json.dumps(about))
-    (path / SAMPLES).write_bytes(b"".join(encoded(row.as_dict()) for row in rows))
-    (path / OUTPUT_MATCH).write_bytes(b"".join(encoded(one.as_dict()) for one in verdicts))
+    (path / SAMPLES).write_bytes(b"".join(encoded(row) for row in rows))
+    (path / OUTPUT_MATCH).write_bytes(b"".join(encoded(one) for one in verdicts))
     return path
 
 

@@ -157,7 +157,7 @@ def test_the_report_and_the_table_show_the_test(tmp_path: Path) -> None:
     done = measured(tmp_path / "r", {"greedy": Drafting(target(), RULES["greedy"])}, PLAIN, questions=4)
     page = page_of(analyse(done))
     row = next(row for row in page["ranking"] if row.label == "greedy")
-    assert ("invalid", "bad") in row.tags and "biased (400)" in (row.output, *(text for text, _ in row.tags))
+    assert ("invalid", "bad") in row.tags and "biased (400)" in (row.cells["output"], *(text for text, _ in row.tags))
     names = [column.title for column in page["output_match"].columns]
     cells = dict(zip(names, page["output_match"].rows[1], strict=True))
     assert cells["tokens"].text == "400" and float(cells["p at most"].sort) < 1e-6

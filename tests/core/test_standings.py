@@ -5,10 +5,8 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import replace
-from io import StringIO
 
 import pytest
-from rich.console import Console
 
 from specbench_ss.cli.printing import print_answer, print_verbose
 from specbench_ss.reports.html.report import page
@@ -22,6 +20,7 @@ from specbench_ss.runs.records import OutputMatch, Run
 from specbench_ss.runs.run_dir import read_run
 from specbench_ss.stats.intervals import compare
 from specbench_ss.stats.pairs import Pairs
+from tests.cli import printed
 from tests.conftest import MakeRun
 
 LABELS = ("ar", "ss", "medusa", "ar[n=1]")
@@ -120,11 +119,10 @@ def test_one_wrong_output_leaves_a_method_without_speedup_everywhere(make_run: M
     assert set(waterfalls(results.pairs)) == {"medusa"} and results.plot.ranking().data[0].name == "medusa"
     assert [row.comparison for row in level_rows(run, Load(), {"ss"})] == ["baseline", "invalid", "faster"]
     made = page(results)
-    assert [row.speedup for row in made["ranking"] if row.label == "ss"] == ["invalid"]
+    assert [row.cells["speedup"] for row in made["ranking"] if row.label == "ss"] == ["invalid"]
     assert {"ss"} & {trace["name"] for trace in made["pareto"].spec()["data"]} == set()
-    out = StringIO()
-    print_verbose(results, Console(file=out, width=140))
-    assert all("×" not in line for line in out.getvalue().splitlines() if re.match(r"\s*(\w+ )? *ss  ", line))
+    lines = printed(print_verbose, results, width=140).splitlines()
+    assert all("×" not in line for line in lines if re.match(r"\s*(\w+ )? *ss  ", line))
 
 
 def _lossy(run: Run, *labels: str) -> Results:
@@ -138,9 +136,9 @@ def _lossy(run: Run, *labels: str) -> Results:
 def test_a_lossy_method_is_no_fastest_method_and_has_a_line_with_its_quality(make_run: MakeRun) -> None:
     results = _lossy(read_run(make_run()), "ss")
     assert results.headline.startswith("medusa is faster") and set(results.rank_ranges) == {"medusa"}
-    out = StringIO()
-    print_answer(results, Console(file=out, width=200))
-    assert re.search(r"  lossy  ss: \d.\d\d×, quality −0.70 .*, inferior to ar", out.getvalue())
+    assert re.search(
+        r"  lossy  ss: \d.\d\d×, quality −0.70 .*, inferior to ar", printed(print_answer, results, width=200)
+    )
     assert {check.name for check in results.checks} >= {"lossy", "inferior"}
     alone = _lossy(read_run(make_run(labels=("ar", "ss"))), "ss").headline
     assert "×" not in alone and "No lossless method" in alone

@@ -6,7 +6,6 @@ import io
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from io import StringIO
 from typing import Any
 
 import pytest
@@ -20,19 +19,17 @@ from specbench_ss.results.ranking import config_of, quality
 from specbench_ss.results.summary import summarise
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
+from tests.cli import printed
 from tests.conftest import MakeRun
 
 
 def reported(run: Run, **console: Any) -> str:
-    out = StringIO()
-    print_verbose(analyse(run), Console(file=out, **console))
-    return out.getvalue()
+    return printed(print_verbose, analyse(run), **console)
 
 
 def short(run: Run, width: int = 80) -> list[str]:
-    out = StringIO()
-    print_short(analyse(run), Console(file=out, width=width, force_terminal=True, no_color=True))
-    return re.sub("\x1b[^m]*m", "", out.getvalue()).splitlines()
+    text = printed(print_short, analyse(run), width=width, force_terminal=True, no_color=True)
+    return re.sub("\x1b[^m]*m", "", text).splitlines()
 
 
 def test_a_value_without_an_interval_is_marked_and_the_mark_explained(make_run: MakeRun) -> None:
@@ -207,9 +204,7 @@ def test_the_cause_of_a_speedup_and_of_a_lost_one_is_named(make_run: MakeRun) ->
     slow = replace(medusa, mean_acceptance_length=3.0, relative_step_time=2.0, draft_s=0.02, verify_s=0.01)
     fast = replace(ss, mean_acceptance_length=2.0, relative_step_time=1.25)
     results.__dict__["rows"] = [fast, slow, next(row for row in results.overall if row.method == "ar")]
-    out = StringIO()
-    print_short(results, Console(file=out, width=80))
-    why = [line.strip() for line in out.getvalue().splitlines() if "tokens per step, " in line]
+    why = [line.strip() for line in printed(print_short, results, width=80).splitlines() if "tokens per step, " in line]
     assert why[0].startswith("why  ss: 2.00 tokens per step, a step is 1.25× as long")
     assert why[1] == "medusa: 3.00 tokens per step, a step is 2.00× as long, mostly by drafting"
 

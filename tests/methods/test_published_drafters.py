@@ -83,8 +83,9 @@ def test_the_list_names_drafters_and_pages(capsys: pytest.CaptureFixture[str]) -
     listed = capsys.readouterr().out
     found = published_drafter(TARGET, "eagle3")
     assert found is not None and f"  eagle3   {found.drafter}  (" in listed and found.page in listed
-    assert main(["models", "drafters", "nobody/nothing"]) == 0
+    assert main(["models", "drafters", "lab"]) == 0, "a model of the catalog without one"
     assert "no published drafter is known" in capsys.readouterr().out
+    assert main(["models", "drafters", "nobody/nothing"]) == 2
 
 
 def snapshot(cache: Path, repository: str) -> Path:

@@ -15,7 +15,7 @@ def record(run_dir: Path, question: str, text: str = " word") -> None:
     for row in run.rows:
         if row.question_id == question and row.repeat == 0:
             steps = [_step(tokens, text, row.method != "ar") for tokens in run.steps.of(row.key).tokens.tolist()]
-            made.append(Drafts(*row.key, same_answer=True, steps=steps).as_dict())
+            made.append(Drafts(*row.key, same_answer=True, steps=steps))
     with (run_dir / DRAFTS).open("ab", buffering=0) as file:
         storage.append(file, made)
 

@@ -49,7 +49,7 @@ def test_there_is_a_page_that_names_what_is_missing(make_run: MakeRun, harm: Cal
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("steps.jsonl", "", "none of the run's"),
+        ("steps.jsonl", "", "samples; steps.jsonl lacks their steps"),
         ("manifest.json", '{"format": 99}', "newer version of ssbench: its format is 99"),
     ],
 )

@@ -177,7 +177,7 @@ def test_the_matrix_is_sorted_and_read_by_keyboard(running: Any, made: Path) -> 
     first = page.locator("#matrix-note").text_content()
     page.keyboard.press("ArrowRight")
     second = page.locator("#matrix-note").text_content()
-    assert "overall" in first + second and "95 % CI" in first + second and first != second
+    assert "overall" in first + second and "95% CI" in first + second and first != second
 
 
 @thorough

@@ -259,10 +259,10 @@ def test_its_answers_and_verdicts_name_that_baseline_too(shared: Path) -> None:
         "ss-shared": ("mismatch against ss-shared-ar", "bad"),
         "ss-shared-ar": ("baseline of ss-shared", ""),
     }
-    assert all(line.startswith("ss-shared against ss-shared-ar on ") for line in made["differences"][:-1])
+    assert all(line.startswith("ss-shared against ss-shared-ar on ") for line in made["differences"])
     against = {row[0].text: row[1].text for row in made["output_match"].rows}
     assert against == {"ss-shared": "ss-shared-ar", "ss-shared-ar": "nothing: it is the baseline of ss-shared"}
-    assert [line for notice in made["alerts"] if notice.level == "error" for line in notice.lines] == [
+    assert [line for check in made["alerts"] if check.state == "wrong" for line in check.lines] == [
         "ss-shared: 24 of 24 outputs compared with ss-shared-ar"
     ]
     facts = {fact.name: fact.value for fact in made["facts"]}
@@ -274,7 +274,7 @@ def test_sampled_answers_promise_a_distribution_and_the_page_states_it(make_run:
     run = make_run(labels=("ar", "ss"), categories=("qa",), questions=5, temperature=0.7)
     made = page_of(analyse(read_run(run)))
     assert any("same distribution" in line for line in made["how"])
-    assert next(row for row in made["ranking"] if row.label == "ss").output == "sampled"
+    assert next(row for row in made["ranking"] if row.label == "ss").cells["output"] == "sampled"
     assert set(made["samples"]["verdicts"]) == {("baseline", ""), ("sampled", "")}
     greedy = page_of(analyse(read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=5))))
     assert not any("same distribution" in line for line in greedy["how"])
@@ -282,12 +282,12 @@ def test_sampled_answers_promise_a_distribution_and_the_page_states_it(make_run:
 
 def test_warnings_of_the_run_are_among_the_checks_as_text(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=1))
-    titles = [notice.title for notice in page_of(analyse(run))["notices"]]
+    titles = [check.sentence for check in page_of(analyse(run))["checks"]]
     assert not any(" of the run: " in title for title in titles) and all(titles)
     run.manifest["warnings"] = ["ss: a fan is loud", "<script>alert(2)</script>"]
     made = page_of(analyse(run))
-    notice = next(notice for notice in made["notices"] if notice.title.startswith("2 warnings of the run: "))
-    assert (notice.level, list(notice.lines)) == ("warning", run.manifest["warnings"])
+    check = next(check for check in made["checks"] if check.sentence.startswith("2 warnings of the run: "))
+    assert (check.state, list(check.lines)) == ("warning", run.manifest["warnings"])
     source = render("report.html.jinja", [], page=made)
     assert "a fan is loud" in source[source.index('id="health"') :]
     assert "<script>alert(2)" not in source
@@ -344,7 +344,7 @@ def test_the_limit_of_outputs_stands_on_the_first_screen(make_run: MakeRun) -> N
     for i, row in enumerate(plain):
         row.finish = "length" if i < len(plain) / 4 else "eos"
     decoding = dict(chips_of(run))["Dtype and decoding"]
-    assert "outputs limited to 64 tokens (25 % reached it)" in decoding and "concurrent" not in decoding
+    assert "outputs limited to 64 tokens (25% reached it)" in decoding and "concurrent" not in decoding
     run.manifest["config"]["concurrency"] = [2, 4]
     assert "1, 2, 4 concurrent requests" in dict(chips_of(run))["Dtype and decoding"]
     assert len(chips_of(run)) == 5

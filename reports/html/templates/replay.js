@@ -26,7 +26,7 @@ const Replay = (() => {
     return one.tokens ? words.slice(0, one.tokens) : words;
   };
 
-  const chance = (value) => (value === null || value === undefined ? "" : `${(100 * value).toFixed(value < 0.1 ? 1 : 0)} %`);
+  const chance = (value) => (value === null || value === undefined ? "" : `${(100 * value).toFixed(value < 0.1 ? 1 : 0)}%`);
   const tree = ([nodes, parents, path, , pruned, p, q]) => {
     const children = nodes.map(() => []), accepted = new Set(path), left = new Set(pruned);
     parents.forEach((parent, node) => { if (parent >= 0) children[parent].push(node); });
