@@ -329,8 +329,8 @@ class ModelInfo:
     def thinking_tokens(self, prompt: Sequence[int], ids: Sequence[int]) -> int:
         """Return how many tokens of an output come before its answer: up to `</think>`, or all without that tag.
 
-        Thinking begins with `<think>`, at the end of the prompt, where a chat template writes it, or at the start of the
-        output. 0 without a tokenizer.
+        Thinking begins with `<think>`: at the end of the prompt, where a chat template writes it, or at the start of
+        the output. 0 without a tokenizer.
         """
         if self.tokenizer is None:
             return 0

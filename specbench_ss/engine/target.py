@@ -159,7 +159,7 @@ class Target(ModelInfo):
         self.is_multi_device = len(self.layer_devices) > 1
         self.eos_ids = self._eos_ids()
         self.processors, self.settings_not_applied = processors_of(model, self.eos_ids)
-        self.runner: Runner | None = None  # None: every pass runs at once, operator by operator
+        self.runner: Runner | None = None  # None: every pass runs at once, eagerly
         self.derived: WeakSet[Target] = WeakSet()  # changed models of methods that use this target
         self._root = (
             torch.zeros(1, dtype=torch.int64, device=self.device),
