@@ -35,7 +35,9 @@ def command(
     _versions(here, chosen)
     if chosen.type == "cpu":
         native = cpu.kernels()
-        print(f"{'kernels':<12}{f'native, {native.name}' if native else f'of torch, which are slower: {cpu.problem()}'}")
+        print(
+            f"{'kernels':<12}{f'native, {native.name}' if native else f'of torch, which are slower: {cpu.problem()}'}"
+        )
     _telemetry(chosen)
     note = busy()
     if note:
