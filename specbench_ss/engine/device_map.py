@@ -87,6 +87,10 @@ class DeviceBlock:
         """Return attention's contribution, as `architectures.Block` does."""
         return self._called(self.block.attend, x, cache, mask, rotary)
 
+    def attend_by_torch(self, x: Tensor, cache: Any, mask: Any, rotary: Any) -> Tensor:
+        """Return attention's contribution without kernels of layers, as `architectures.Block` does."""
+        return self._called(self.block.attend_by_torch, x, cache, mask, rotary)
+
     def run_mlp(self, x: Tensor) -> Tensor:
         """Return the MLP's contribution, as `architectures.Block` does."""
         return to_device(self.block.run_mlp(to_device(x, self.device)), x.device)

@@ -8,13 +8,14 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from specbench_ss.engine.architectures import ModelInfo, family_of, rotary_table
+from specbench_ss.engine.batch_runner import BatchRunner
 from specbench_ss.engine.cuda_graphs import CudaGraphRunner, StaticPass
 from specbench_ss.engine.device_map import layer_devices, place_blocks, to_device
 from specbench_ss.engine.generic_model import check_against_hf
@@ -55,46 +56,6 @@ class Output:
     hidden_states: dict[int, Tensor] = field(default_factory=dict)
     rows: Sequence[tuple[int, int, Sequence[int] | Tensor]] | None = None
     extra: Tensor | None = None
-
-
-class Runner(Protocol):
-    """Runs layers and passes otherwise than at once: as CUDA graphs, or for several requests together.
-
-    The methods are those of `cuda_graphs.CudaGraphRunner`. `run` and `run_pass` return None for what is run at once.
-    """
-
-    def run(
-        self,
-        name: Hashable,
-        layers: Callable[..., tuple[Tensor, ...]],
-        x: Tensor,
-        layer: int,
-        cache: Any,
-        mask: Tensor | None,
-        rotary: Any,
-        pad: bool = True,
-    ) -> tuple[Tensor, ...] | None: ...
-
-    def run_pass(
-        self,
-        name: Hashable,
-        function: Callable[..., tuple[Tensor, ...]],
-        cache: Any,
-        inputs: Sequence[Tensor],
-        dims: Sequence[Sequence[int]],
-        n: int,
-        rows: int = 0,
-    ) -> tuple[Tensor, ...] | None: ...
-
-    def call(
-        self, name: Hashable, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor
-    ) -> tuple[Tensor, ...]: ...
-
-    def reserve(self, cache: Cache, rows: int, most: int = 0, zeroed: bool = False) -> None: ...
-
-    def evict(self, cache: Cache | None = None) -> None: ...
-
-    def record_fallback(self, reason: str, layer: int, cache: Any) -> None: ...
 
 
 def _is_causal_lm(model: Any) -> bool:
@@ -159,7 +120,7 @@ class Target(ModelInfo):
         self.is_multi_device = len(self.layer_devices) > 1
         self.eos_ids = self._eos_ids()
         self.processors, self.settings_not_applied = processors_of(model, self.eos_ids)
-        self.runner: Runner | None = None  # None: every pass runs at once, eagerly
+        self.runner: CudaGraphRunner | BatchRunner | None = None  # None: every pass runs at once, eagerly
         self.derived: WeakSet[Target] = WeakSet()  # changed models of methods that use this target
         self._root = (
             torch.zeros(1, dtype=torch.int64, device=self.device),

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from specbench_ss import registry
-from specbench_ss.engine.batching import BatchEngine, BatchRequest, RequestOutput, next_step, run_concurrently, wait_for
+from specbench_ss.engine.batch_runner import next_step, run_concurrently, wait_for
+from specbench_ss.engine.batching import BatchEngine, BatchRequest, RequestOutput
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams

@@ -7,6 +7,7 @@ first raises. Torch's meta device, where torch itself looks for mixed devices bu
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from inspect import isfunction
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ import torch
 from torch import Tensor
 
 from specbench_ss import registry
+from specbench_ss.engine.architectures import Block
 from specbench_ss.engine.batching import BatchEngine, BatchRequest, RequestOutput
 from specbench_ss.engine.decoder import Decoder
-from specbench_ss.engine.device_map import PerDeviceInputs
+from specbench_ss.engine.device_map import DeviceBlock, PerDeviceInputs
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
@@ -115,6 +117,12 @@ def test_division_changes_no_token_of_requests_side_by_side(name: str, kind: str
         BatchEngine(make(), 3).answer(asked, ended)
         found.append(tokens)
     assert found[0] == found[1] and len(found[0]) == 3
+
+
+def test_a_block_on_another_device_has_every_pass_of_a_block() -> None:
+    """One that it does not define would run on its device with the mask of another."""
+    passes = {name for name, member in vars(Block).items() if isfunction(member) and not name.startswith("__")}
+    assert passes >= {"attend", "run_mlp"} and passes <= vars(DeviceBlock).keys()
 
 
 class OwnPasses(Autoregressive):

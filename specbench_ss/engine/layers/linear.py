@@ -54,8 +54,8 @@ class PrepackedLinear:
             if cpu.supports(weight.dtype, copied):
                 self.native, self.most = NativeLinear(weight.to(copied), bias, weight.dtype), cpu.MOST_ROWS
                 self.half = copied != weight.dtype
-            if self.half:
-                _FP16_COPIES.add(self)
+                if self.half:
+                    _FP16_COPIES.add(self)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the product."""
