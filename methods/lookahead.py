@@ -17,6 +17,7 @@ from torch import Tensor
 
 from specbench_ss.engine.costs import ExtraWork, of_head, of_layers
 from specbench_ss.engine.decoder import Decoder, DecodeState
+from specbench_ss.engine.forward import AnyPass
 from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.engine.verify import VerifyResult
@@ -126,16 +127,22 @@ class Lookahead(Decoder):
         window = window_shape(*self.window.shape, target.device)
         tokens = torch.cat((tree.tokens, self.window.flatten()[1:]))
         visible, depths = tree.visibility()
-        # window positions beyond the context affect no verified token
-        positions = (past + torch.cat((depths, window.offsets))).clamp_max(target.context_length - 1)[None]
+        inputs = (tokens, window.joined(visible), torch.cat((depths, window.offsets)))
         furthest = min(past + max(tree.topology.depth, window.max_offset), target.context_length - 1)
-        mask = target.block_mask(window.joined(visible), past)
-        x = target.embed(tokens[None], positions)
-        (x,) = target.run(x, 0, target.n_layers, state.cache, mask, target.rotary(positions, furthest))
+        dims = ((0,), (0, 1), (0,))
+        (x,) = target.run_pass((self.name,), self._pass, state.cache, inputs, dims, len(tokens), furthest)
         newest = torch.cat((x[:, :1], x[:, n:]), 1)[:, -self.window.shape[1] :]  # the only level whose successor is new
         final = target.family.norm(torch.cat((x[:, :n], newest), 1))
         logits = target.logits(final)
         return Output(logits[:, :n], tree, {FINAL: final[:, :n]}, extra=logits[0, n:].argmax(-1))
+
+    def _pass(self, current: AnyPass, tokens: Tensor, visible: Tensor, depths: Tensor) -> tuple[Tensor]:
+        """Return the last layer's output [1, n, h] at all tokens [n] of tree and window."""
+        # window positions beyond the context affect no verified token
+        positions = current.positions(depths).clamp_max(self.target.context_length - 1)
+        x, mask = self.target.embed(tokens[None], positions), current.mask(visible)
+        (x,) = current.run(x, 0, self.target.n_layers, mask, current.rotary(positions))
+        return (x,)
 
     def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:
         """Append the new level; add columns of length N to the pool and drop their oldest level."""

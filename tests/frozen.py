@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
-from specbench_ss.engine.cuda_graphs import Pass
+from specbench_ss.engine.cuda_graphs import CudaGraphRunner, Pass
 
 COUNTING = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount"}  # of torch
 
@@ -71,6 +72,13 @@ def frozen(one: Pass) -> Pass:
         return results
 
     return replayed
+
+
+def called(passes: CudaGraphRunner, name: str, function: Callable[..., Any], *inputs: torch.Tensor) -> torch.Tensor:
+    """Run a function of tensors alone."""
+    made = passes.run_pass(name, lambda _, *given: function(*given), None, inputs, (), 1)
+    found: torch.Tensor = (made or function(*inputs))[0]
+    return found
 
 
 def _counts(func: Any, args: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Base classes of decoders that load a drafter from a folder, and forward passes of drafters."""
+"""Base classes of decoders that load a drafter from a folder."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.decoder import Decoder, DecodeState
+from specbench_ss.engine.forward import AnyPass
 from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import indices
@@ -31,7 +32,6 @@ from specbench_ss.models.frequent_tokens import read_frequent_tokens
 from specbench_ss.models.load import hash_tensors
 
 Read = Callable[..., dict[str, Tensor]]  # returns the tensors of a file, with values or as shapes only
-DIFFERENT_MASKS = "the drafter's layers have different attention masks"
 VOCABULARY = "draft_vocab"  # the option, which advice may set for any tree
 
 
@@ -223,42 +223,21 @@ class FeatureDecoder(DrafterDecoder):
         return self.rotary(torch.arange(first, first + n, device=self.target.device)[None], dtype)
 
     def run_drafter(
-        self, rows: Sequence[Tensor], masks: Sequence[Tensor | None], rotary: tuple[Tensor, Tensor]
+        self,
+        current: AnyPass,
+        inputs: Sequence[Tensor],
+        masks: Sequence[Tensor | None],
+        rotary: tuple[Tensor, Tensor],
     ) -> Tensor:
-        """Return the drafter's output [1, n, h] for inputs [1, n, h] that follow its cache."""
-        return pass_drafter(self.target, self.drafter, self.drafter, rows, self.cache, masks, rotary)
+        """Return the drafter's output [1, n, h] for inputs [1, n, h] that follow its cache. masks: one per layer."""
+        mask = masks[0]
+        if any(other is not mask for other in masks):  # concurrent requests do not share it
+            out: Tensor = self.drafter(*inputs, current.rows(inputs[0].shape[1]), masks, rotary)
+            return out
 
+        def layers(*given: Any) -> Tensor:
+            *rows, cache, mask, rotary = given
+            out: Tensor = self.drafter(*rows, cache, [mask] * len(masks), rotary)
+            return out
 
-def pass_drafter(
-    target: Target,
-    drafter: torch.nn.Module,
-    run: Callable[..., Tensor],
-    rows: Sequence[Tensor],
-    cache: Cache,
-    masks: Sequence[Tensor | None],
-    rotary: tuple[Tensor, Tensor],
-) -> Tensor:
-    """Return `run(*rows, cache, masks, rotary)` [1, n, h] for inputs [1, n, ..] that follow the cache.
-
-    As for the target, CUDA graphs or batching are used if they are on.
-
-    Args:
-        drafter: the only weights that `run` uses.
-        masks: additive [1, 1, n, past + n], one per layer; None = causal for a prompt, else everything is visible.
-        rotary: cos, sin [1, 1 or n, head_dim].
-    """
-    if target.runner is None:
-        return run(*rows, cache, masks, rotary)
-    mask, n, past = masks[0], rows[0].shape[1], cache.get_seq_length()
-    if any(other is not mask for other in masks):
-        target.runner.record_fallback(DIFFERENT_MASKS, 0, cache)
-        return run(*rows, cache, masks, rotary)
-    if mask is None and n > 1 and past:
-        mask = rows[0].new_zeros(1, 1, n, past + n)
-
-    def layers(x: Tensor, cache: Any, mask: Tensor | None, rotary: Any) -> tuple[Tensor, ...]:
-        return (run(*x.split([part.shape[-1] for part in rows], -1), cache, [mask] * len(masks), rotary),)
-
-    cos, sin = (part.expand(-1, n, -1) for part in rotary)
-    (out,) = target.run_layers(drafter, layers, torch.cat(tuple(rows), -1), 0, cache, mask, (cos, sin))
-    return out
+        return current.layers(self.drafter, layers, inputs, mask, rotary)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.decoder import Decoder, DecodeState
+from specbench_ss.engine.forward import AnyPass, EagerPass
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.engine.verify import VerifyResult
@@ -301,23 +302,32 @@ class DFlash(BlockDecoder):
 
     def block_states(self, state: DecodeState) -> Tensor:
         """Return normed states [drafts, h] of the drafting positions, from one pass of the drafter."""
-        past, drafter = self.cache.get_seq_length(), self.drafter
-        embedded = drafter.block_inputs(torch.cat((state.root, self.mask_tokens))[None], self.size, self.target)
-        rotary = self.rotary_at(past, self.size, embedded.dtype)
-        states = self.run_drafter((embedded,), self._masks(past), rotary)
+        (states,) = self.target.run_pass((self, "block"), self._block, self.cache, (state.root,), rows=self.size)
         state.num_draft_forwards += 1
-        drafting: Tensor = states[0, drafter.shape.first :]
+        drafting: Tensor = states[0, self.drafter.shape.first :]
         return drafting
 
-    def _masks(self, past: int) -> list[Tensor | None]:
-        """Return additive masks [1, 1, size, past + size], one per layer; None = no mask."""
-        layer_masks, device = self.drafter.shape.layer_masks, self.target.device
-        masks: dict[Any, Tensor] = {}
-        for layer_mask in {m for m in layer_masks if not m.no_mask}:
-            root, keys = torch.full((), past, device=device), torch.arange(past, device=device)
-            context, block = layer_mask.context(root, self.size, keys), layer_mask.block(self.size, device)
-            masks[layer_mask] = self.target.block_mask(torch.cat((context, block), -1), 0)
-        return [masks.get(layer_mask) for layer_mask in layer_masks]
+    def _block(self, current: AnyPass, root: Tensor) -> tuple[Tensor]:
+        """Return normed states [1, size, h] of the root [1] and the mask tokens."""
+        embedded = self.drafter.block_inputs(torch.cat((root, self.mask_tokens))[None], self.size, self.target)
+        positions = current.positions(torch.arange(self.size, device=root.device))
+        rotary = self.rotary(positions, embedded.dtype)
+        return (self.run_drafter(current, (embedded,), self._masks(current), rotary),)
+
+    def _masks(self, current: AnyPass) -> list[Tensor | None]:
+        """Return the additive mask of every layer; layers of the same attention share it. None = no mask."""
+
+        def mask(attention: BlockAttention) -> Tensor | None:
+            if attention.no_mask and isinstance(current, EagerPass):  # in a graph, padded keys are masked
+                return None
+
+            def context(past: Any, keys: Tensor) -> Tensor:
+                return attention.context(torch.as_tensor(past, device=keys.device), self.size, keys)
+
+            return current.mask(attention.block(self.size, self.target.device), None if attention.no_mask else context)
+
+        masks = {attention: mask(attention) for attention in set(self.drafter.shape.layer_masks)}
+        return [masks[attention] for attention in self.drafter.shape.layer_masks]
 
 
 # -- P-EAGLE -------------------------------------------------------------------------------------------------------
@@ -369,11 +379,22 @@ class PEagle(BlockDecoder):
 
     def _pass(self, state: DecodeState, tokens: Tensor, fused: Tensor) -> Tensor:
         """Return normed states [1, n, h] of slots that follow the cache: tokens [n], fused hidden states [1, n, h]."""
-        past, n = self.cache.get_seq_length(), len(tokens)
-        mask = self.target.causal_mask(n, past) if past and n > 1 else None
-        windows = self.drafter.shape.windows
-        masks = {window: self.target.windowed(mask, window, n, self.cache, 0) for window in set(windows)}
         state.num_draft_forwards += 1
+        inputs, dims = (tokens, fused), ((0,), (1,))
+        (states,) = self.target.run_pass((self, "slots"), self._slots, self.cache, inputs, dims, len(tokens))
+        return states
+
+    def _slots(self, current: AnyPass, tokens: Tensor, fused: Tensor) -> tuple[Tensor]:
+        """Return normed states [1, n, h] as `_pass` does."""
+        positions, windows = torch.arange(len(tokens), device=tokens.device), self.drafter.shape.windows
+        masks = {window: self._mask(current, positions, window) for window in set(windows)}
         embedded = self.drafter.embed(tokens[None], self.target)
-        rotary = self.rotary_at(past, n, fused.dtype)
-        return self.run_drafter((embedded, fused), [masks[window] for window in windows], rotary)
+        rotary = self.rotary(current.positions(positions), fused.dtype)
+        return (self.run_drafter(current, (embedded, fused), [masks[window] for window in windows], rotary),)
+
+    def _mask(self, current: AnyPass, positions: Tensor, window: int | None) -> Tensor | None:
+        """Return the causal mask of slots at successive positions [n] behind the cache, within a sliding window."""
+        back = positions[:, None] - positions  # [n, n]
+        if window is None:
+            return None if current.is_prompt else current.mask(back >= 0)
+        return current.mask((back >= 0) & (back < window), lambda past, keys: past + positions[:, None] - keys < window)

@@ -21,12 +21,14 @@ from torch import Tensor
 
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.decoder import Decoder, DecodeState
-from specbench_ss.engine.target import FINAL, AnyPass, EagerPass, GraphPass, Output, Target
+from specbench_ss.engine.forward import AnyPass, among_drafted
+from specbench_ss.engine.kv_cache import row_numbers
+from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, TreeTensors, indices
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.draft_vocabulary import vocabulary_option, with_frequent_tokens
-from specbench_ss.methods._shared.drafting import VOCABULARY, FeatureDecoder, Read, pass_drafter
+from specbench_ss.methods._shared.drafting import VOCABULARY, FeatureDecoder, Read
 from specbench_ss.methods._shared.heads import (
     Choice,
     StaticTree,
@@ -140,7 +142,7 @@ class EagleDecoder(FeatureDecoder):
     def _extend(self, state: DecodeState, tokens: Tensor, features: Sequence[Tensor]) -> Tensor:
         """Add permanent slots: tokens [n], each the one after its hidden states [1, n, h_t]. Return [1, n, h]."""
         n, dims = len(tokens), ((0,), *[(1,)] * len(features))
-        (out,) = self.target.run_pass((self, "extend"), self._slots, self.cache, (tokens, *features), dims, n, 0)
+        (out,) = self.target.run_pass((self, "extend"), self._slots, self.cache, (tokens, *features), dims, n)
         self.cache.commit(n)
         self.newest = out[:, -1:]
         state.num_draft_forwards += 1
@@ -196,21 +198,26 @@ class EagleDecoder(FeatureDecoder):
     ) -> Tensor:
         """Run the drafter, which has one layer and one mask, on slots `first` rows behind the cached ones."""
         embedded = self.drafter.embed(tokens[None], self.target)
-        if isinstance(current, GraphPass) or self.target.runner is None:
-            out: Tensor = self.drafter(embedded, states, current.rows(len(tokens), first), mask, rotary)
-            return out
-        return self.run_drafter((embedded, states), [mask], rotary)
+        return current.layers(self.drafter, self.drafter, (embedded, states), mask, rotary, first)
 
-    def run_drafter(
-        self, rows: Sequence[Tensor], masks: Sequence[Tensor | None], rotary: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        """Run the drafter behind its cache."""
+    def draft_level(self, tokens: Tensor, states: Tensor, visible: Tensor, level: int) -> Tensor:
+        """Return the states of one level's nodes as `descend` does, from a pass of its own, and keep their slots.
 
-        def one_layer(tokens: Tensor, states: Tensor, cache: Any, masks: Sequence[Any], rotary: Any) -> Tensor:
-            out: Tensor = self.drafter(tokens, states, cache, masks[0], rotary)
-            return out
+        For nodes that are chosen on the host. visible: the same for all nodes of this level at every step.
+        """
+        level_pass, k = partial(self._level_pass, visible, level), len(tokens)
+        (out,) = self.target.run_pass((self, level, k), level_pass, self.cache, (tokens, states), rows=k)
+        self.cache.commit(k)
+        return out
 
-        return pass_drafter(self.target, self.drafter, one_layer, rows, self.cache, masks, rotary)
+    def _level_pass(
+        self, visible: Tensor, level: int, current: AnyPass, tokens: Tensor, states: Tensor
+    ) -> tuple[Tensor]:
+        """Return the states [1, k, h] of nodes whose ancestors are the last cached rows."""
+        earlier = visible.shape[1] - len(tokens)
+        depth = row_numbers(tokens.device, level, level + 1) - earlier
+        mask = current.mask(visible[:, earlier:], among_drafted(visible[:, :earlier]))
+        return (self._run(current, tokens, states, mask, self.rotary(current.positions(depth), states.dtype), 0),)
 
     def drop_drafted(self, state: DecodeState, passes: int) -> None:
         """Drop the slots of drafted nodes, after this number of the drafter's passes."""
@@ -355,39 +362,37 @@ class Eagle(EagleDecoder):
         """Draft each level of the static tree from the states of the level above."""
         inputs = (state.root, self.newest)
         if self.options.sample == "on" and not state.sampling.greedy:
-            qs: list[Tensor] = []
-
-            def sampled(level: Level, logits: Tensor) -> Tensor:
-                qs.append(state.sampling.probs(logits))
-                return self.vocabulary.token_ids(draw(qs[-1], state.rng, self.siblings)[level.parent, level.sibling])
-
-            (tokens,) = self._fill(sampled, EagerPass(self.target, self.cache, 0), *inputs)
+            tokens, q = self._sampled(state, *inputs)
         else:
-            qs, fill = [], partial(self._fill, self._best)
-            (tokens,) = self.target.run_pass((self, "fill"), fill, self.cache, inputs, (), 1, 0, self.drafted_rows or 1)
+            rows, q = max(1, self.drafted_rows), None
+            (tokens,) = self.target.run_pass((self, "best"), self._best, self.cache, inputs, rows=rows)
         self.drop_drafted(state, sum(len(level.inner) > 0 for level in self.levels))
-        return DraftTree(tokens, self.tree.topology, self._probs(qs) if qs else None)
+        return DraftTree(tokens, self.tree.topology, q)
 
-    def _best(self, level: Level, logits: Tensor) -> Tensor:
-        """Return a level's tokens [m], the most probable ones of logits [rows, draft vocabulary]."""
-        return self.vocabulary.token_ids(logits.topk(self.tree.width).indices[level.parent, level.rank])
-
-    def _fill(
-        self, choose: Callable[[Level, Tensor], Tensor], current: AnyPass, root: Tensor, states: Tensor
-    ) -> tuple[Tensor]:
-        """Return the tree's tokens [n] from the root [1] and the newest slot's output [1, 1, h]."""
+    def _best(self, current: AnyPass, root: Tensor, states: Tensor) -> tuple[Tensor]:
+        """Return the tree's tokens [n], the most probable ones, from the newest slot's output [1, 1, h]."""
         rotary, tokens = self.rotary_ahead(current, len(self.levels)), [root]
         for depth, level in enumerate(self.levels):
-            tokens.append(choose(level, self.draft_logits(states)[0]))
+            ranked = self.draft_logits(states)[0].topk(self.tree.width).indices  # [rows, width]
+            tokens.append(self.vocabulary.token_ids(ranked[level.parent, level.rank]))
             if len(level.inner):
                 inner, parents = tokens[-1][level.inner], states[:, level.inner_parent]
                 states = self.descend(current, inner, parents, level.visible, rotary, depth)
         return (torch.cat(tokens),)
 
-    def _probs(self, qs: list[Tensor]) -> Tensor:
-        """Return q [n, V] at the nodes with children; rows of leaves are zero."""
+    def _sampled(self, state: DecodeState, root: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the tree's tokens [n], drawn from q, and q [n, V] at nodes with children; rows of leaves are zero."""
+        tokens, qs = [root], list[Tensor]()
+        for depth, level in enumerate(self.levels):
+            qs.append(state.sampling.probs(self.draft_logits(states)[0]))
+            drawn = draw(qs[-1], state.rng, self.siblings)  # [rows, siblings]
+            tokens.append(self.vocabulary.token_ids(drawn[level.parent, level.sibling]))
+            if len(level.inner):
+                inner, parents = tokens[-1][level.inner], states[:, level.inner_parent]
+                states = self.draft_level(inner, parents, level.visible, depth)
         q = self.vocabulary.target_probs(torch.cat(qs))
-        return q.new_zeros(len(self.tree.topology.parents), q.shape[-1]).index_copy_(0, self.inner_nodes, q)
+        every = q.new_zeros(len(self.tree.topology.parents), q.shape[-1])
+        return torch.cat(tokens), every.index_copy_(0, self.inner_nodes, q)
 
 
 # -- EAGLE-2 and EAGLE-3: dynamic trees ----------------------------------------------------------------------------
@@ -521,7 +526,7 @@ class Eagle2(EagleDecoder):
     def propose(self, state: DecodeState) -> DraftTree:
         """Expand nodes by path probability, level by level (EAGLE-2 sec. 4.1); keep the best nodes (sec. 4.2)."""
         inputs, rows = (state.root, self.newest), max(1, self.drafted_rows)
-        tensors = self.target.run_pass((self, "grow"), self._grow, self.cache, inputs, (), 1, 0, rows)
+        tensors = self.target.run_pass((self, "grow"), self._grow, self.cache, inputs, rows=rows)
         self.drop_drafted(state, self.size.depth)
         return self._drafted.tree(tensors)
 

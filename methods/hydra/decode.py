@@ -12,12 +12,13 @@ from torch import Tensor
 
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.decoder import Decoder, DecodeState
+from specbench_ss.engine.forward import AnyPass
 from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import DraftTree, indices
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.drafting import Read, pass_drafter
+from specbench_ss.methods._shared.drafting import Read
 from specbench_ss.methods._shared.heads import HeadsOptions, StaticTree, TreeHeads
 from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.methods.hydra.heads import HydraHeads, read_heads
@@ -131,10 +132,10 @@ class Hydra(TreeHeads):
 
     def propose(self, state: DecodeState) -> DraftTree:
         """Draft head by head; each reads the tokens drafted before it on every path."""
-        (tokens,) = self.target.run_graphed(self, self._draft, state.root, self.prefix_state)
+        (tokens,) = self.target.run_pass((self,), self._draft, None, (state.root, self.prefix_state))
         return DraftTree(tokens, self.tree.topology)
 
-    def _draft(self, tokens: Tensor, prefix: Tensor) -> tuple[Tensor]:
+    def _draft(self, _: AnyPass, tokens: Tensor, prefix: Tensor) -> tuple[Tensor]:
         """Return the tree's tokens [n] for the root [1] and the prefix state [1, h]."""
         for head, level in enumerate(self.levels):
             path = torch.nn.functional.embedding(tokens[level.paths], self.embedding)  # [m, head + 1, h]
@@ -154,11 +155,17 @@ class Hydra(TreeHeads):
         """Run the base's states [1, q, h] of the next q positions through the prefix layer."""
         past, q = self.cache.get_seq_length(), states.shape[1]
         positions = torch.arange(past, past + q, device=states.device)[None]
-        mask = self.target.causal_mask(q, past) if past and q > 1 else None
-        prefix = self.heads.prefix
-        rotary = prefix.rotary(positions, past + q, states.dtype)
-        self.prefix_state = pass_drafter(self.target, prefix, prefix, (states,), self.cache, [mask], rotary)[0, -1:]
+        inputs = (states, *self.heads.prefix.rotary(positions, past + q, states.dtype))
+        (out,) = self.target.run_pass((self, "prefix"), self._prefix, self.cache, inputs, ((1,),) * 3, q)
+        self.prefix_state = out[0, -1:]
         self.cache.commit(q)
+
+    def _prefix(self, current: AnyPass, states: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor]:
+        """Return the prefix layer's output [1, n, h] for the base's states [1, n, h] at successive positions."""
+        n, layer = states.shape[1], self.heads.prefix
+        chain = torch.ones(n, n, dtype=torch.bool, device=states.device).tril()
+        mask = None if current.is_prompt else current.mask(chain)
+        return (current.layers(layer, layer, (states,), mask, (cos, sin)),)
 
 
 def input_layer(config: dict[str, Any], layers: int) -> int:

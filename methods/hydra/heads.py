@@ -57,9 +57,8 @@ class Prefix(nn.Module):
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self._table: tuple[Tensor, Tensor] | None = None  # cos, sin [length, head_dim]
 
-    def forward(self, x: Tensor, cache: AnyCache, masks: Sequence[Tensor | None], rotary: Any) -> Tensor:
-        """Map states x [B, q, h] to [B, q, h]. masks: one, additive, None = causal. rotary: cos, sin."""
-        (mask,) = masks
+    def forward(self, x: Tensor, cache: AnyCache, mask: Tensor | None, rotary: Any) -> Tensor:
+        """Map states x [B, q, h] to [B, q, h]. mask: additive, None = causal. rotary: cos, sin."""
         out: Tensor = self.norm(self.layer(x, attention_mask=mask, past_key_values=cache, position_embeddings=rotary))
         return out
 

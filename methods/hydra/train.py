@@ -127,5 +127,5 @@ class HydraTrainer(DrafterTrainer):
         t = x.shape[1]
         positions = torch.arange(t, device=x.device)[None] if documents is None else documents.places
         mask = None if documents is None else documents.masks((None,), x.dtype)[None]
-        out: Tensor = prefix(x, None, [mask], prefix.rotary(positions, t, x.dtype))
+        out: Tensor = prefix(x, None, mask, prefix.rotary(positions, t, x.dtype))
         return out

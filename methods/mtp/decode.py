@@ -21,12 +21,13 @@ from torch import Tensor
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.costs import read_by_a_pass
 from specbench_ss.engine.decoder import DecodeState
+from specbench_ss.engine.forward import AnyPass
 from specbench_ss.engine.kv_cache import Cache
-from specbench_ss.engine.target import EagerPass, Target
+from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.draft_vocabulary import vocabulary_option, with_frequent_tokens
-from specbench_ss.methods._shared.drafting import VOCABULARY, Read, pass_drafter
+from specbench_ss.methods._shared.drafting import VOCABULARY, Read
 from specbench_ss.methods._shared.tree_growth import draw
 from specbench_ss.methods.eagle.decode import BEAMS, TOTALS, Eagle2, Size
 from specbench_ss.methods.eagle.drafter import MOST_DEPTH
@@ -208,12 +209,10 @@ class MTP(Eagle2):
 
     def _recycled_states(self, tokens: Sequence[Tensor]) -> Iterator[Tensor]:
         """Yield the states [1, 1, h] of successive drafts from one layer; tokens: the drafts so far, each [1]."""
-        within, states = EagerPass(self.target, self.cache, 0), self.newest
-        rotary = self.rotary_ahead(within, max(1, self.size.depth))
+        states, itself = self.newest, torch.ones(1, 1, dtype=torch.bool, device=self.target.device)
         yield states
-        for level in range(self.size.depth):
-            visible = torch.ones(1, level + 1, dtype=torch.bool, device=self.target.device)
-            states = self.descend(within, tokens[-1], states, visible, rotary, level)
+        for _ in range(self.size.depth):  # the next position behind all cached ones
+            states = self.draft_level(tokens[-1], states, itself, 0)
             yield states
 
     def _states_in_turn(self, state: DecodeState, tokens: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -224,7 +223,8 @@ class MTP(Eagle2):
             start = cache.get_seq_length()
             n, decided = position - start, state.ids[start + j + 1 :]
             ids = torch.cat((indices(decided, self.target.device), *tokens[max(0, j - n) :]))  # [n]
-            out = self._run_later(j, cache, ids, states[:, -n:], start)
+            later, inputs = partial(self._later, j), (ids, states[:, -n:])
+            (out,) = self.target.run_pass((self, "later", j), later, cache, inputs, ((0,), (1,)), n)
             cache.commit(len(decided))
             # layer j - 1 keeps the rows of decided tokens that layer j lacks
             self.outputs[j - 1] = states[:, len(decided) - n : 1 - j or None].clone()
@@ -232,14 +232,11 @@ class MTP(Eagle2):
             state.num_draft_forwards += 1
             yield states[:, -1:]
 
-    def _run_later(self, index: int, cache: Cache, tokens: Tensor, states: Tensor, start: int) -> Tensor:
-        """Return the states [1, n, h] of layer `index` at n rows from `start` on. tokens: [n]. states: [1, n, h]."""
+    def _later(self, index: int, current: AnyPass, tokens: Tensor, states: Tensor) -> tuple[Tensor]:
+        """Return the states [1, n, h] of layer `index` at the next n rows. tokens: [n]. states: [1, n, h]."""
         n, embedded = len(tokens), self.drafter.embed(tokens[None], self.target)
-        mask = self.target.causal_mask(n, start) if start and n > 1 else None
-
-        def run(tokens: Tensor, states: Tensor, cache: Any, masks: Sequence[Any], rotary: Any) -> Tensor:
-            out: Tensor = self.drafter(tokens, states, cache, masks[0], rotary, index)
-            return out
-
-        layer, rotary = self.drafter.mtp_layers[index], self.rotary_at(start, n, states.dtype)
-        return pass_drafter(self.target, layer, run, (embedded, states), cache, [mask], rotary)
+        chain = torch.ones(n, n, dtype=torch.bool, device=tokens.device).tril()
+        mask = None if current.is_prompt else current.mask(chain)
+        rotary = self.rotary(current.positions(torch.arange(n, device=tokens.device)), states.dtype)
+        layer, run = self.drafter.mtp_layers[index], partial(self.drafter, index=index)
+        return (current.layers(layer, run, (embedded, states), mask, rotary),)

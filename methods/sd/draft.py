@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from specbench_ss.engine.architectures import ModelInfo
+from specbench_ss.engine.forward import AnyPass, among_drafted
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared import fine_tuned
@@ -70,16 +72,26 @@ class Draft:
         self.calls += 1
         model, (k, rows) = self.model, visible.shape
         before = self.fed - (rows - k)  # tokens before the tree
-        positions = torch.full((1, k), before + level - 1, device=model.device)
-        rotary = model.rotary(positions, before + level - 1)
-        x = model.embed(self._clamped(tokens)[None], positions)
+        level_pass, inputs = partial(self._level_pass, level), (self._clamped(tokens), visible)
+        longest = before + level - 1
+        (logits,) = model.run_pass((self, level, k), level_pass, self.cache, inputs, longest=longest, rows=k)
+        self.cache.commit(k)
+        return self._fit(logits)
+
+    def _level_pass(self, level: int, current: AnyPass, tokens: Tensor, visible: Tensor) -> tuple[Tensor]:
+        """Return logits [k, V] of a level's nodes, as `feed_level`."""
+        model, (k, rows) = self.model, visible.shape
+        earlier = rows - k  # cached rows of the tree
+        positions = current.positions(torch.full((k,), level - 1 - earlier, device=model.device))
+        x, rotary = model.embed(tokens[None], positions), current.rotary(positions)
         if any(model.windows):  # sliding windows depend on depths, not on rows
-            for block, mask in zip(model.family.blocks, self._masks(visible, before, level), strict=True):
+            masks = self._masks(visible, self.fed - earlier, level)
+            for block, mask in zip(model.family.blocks, masks, strict=True):
                 x = block(x, self.cache, mask, rotary)
         else:
-            (x,) = model.run(x, 0, model.n_layers, self.cache, model.block_mask(visible, before), rotary)
-        self.cache.commit(k)
-        return self._fit(model.logits(model.family.norm(x))[0])
+            tree_mask = current.mask(visible[:, earlier:], among_drafted(visible[:, :earlier]))
+            (x,) = current.run(x, 0, model.n_layers, tree_mask, rotary)
+        return (model.logits(model.family.norm(x))[0],)
 
     def _masks(self, visible: Tensor, before: int, level: int) -> list[Tensor]:
         """Return additive masks [1, 1, k, before + rows] of every layer with its window; row j has depth j // k + 1."""

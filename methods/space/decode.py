@@ -13,6 +13,7 @@ from torch import Tensor
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.costs import ExtraWork, of_layers
 from specbench_ss.engine.decoder import Decoder, DecodeState
+from specbench_ss.engine.forward import AnyPass
 from specbench_ss.engine.sampling import sample_categorical
 from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import DraftTree, visibility
@@ -142,7 +143,8 @@ class SPACE(FineTunedDecoder):
         last = min(s + k, target.context_length) - 1
         positions = torch.arange(s + k, device=target.device).clamp_max(last)[None]
         x = self.mask.embed(target, ids, positions, k)
-        (x,) = target.run(x, 0, target.n_layers, state.cache, None, target.rotary(positions, last))
+        current = target.pass_type(target, state.cache, last)
+        (x,) = current.run(x, 0, target.n_layers, None, current.rotary(positions))
         state.cache.commit(s)
         final = target.family.norm(x[:, s - 1 :])
         self.mask_states = final[0, 1:]
@@ -160,16 +162,23 @@ class SPACE(FineTunedDecoder):
 
     def forward(self, state: DecodeState, tree: DraftTree) -> Output:
         """Verify the chain with every node's masks after it; only the chain can stay in the cache."""
-        target, past, n = self.target, state.cache.get_seq_length(), len(tree)
-        topology = rows_of(n, self.k)
-        visible, depths = visibility(topology, target.device)
-        last = min(past + topology.depth, target.context_length - 1)
-        positions = (depths + past).clamp_max(last)[None]
-        x = self.mask.embed(target, tree.tokens[None], positions, n * self.k)
-        rotary = target.rotary(positions, last)
-        (x,) = target.run(x, 0, target.n_layers, state.cache, target.block_mask(visible, past), rotary)
+        n, cache = len(tree), state.cache
+        last = min(cache.get_seq_length() + rows_of(n, self.k).depth, self.target.context_length - 1)
+        rows = n * (1 + self.k)
+        logits, final, masks = self.target.run_pass(
+            (self, n), self._pass, cache, (tree.tokens,), longest=last, rows=rows
+        )
+        return Output(logits, tree, {FINAL: final}, extra=masks)
+
+    def _pass(self, current: AnyPass, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return logits [1, n, V] and final states [1, n, h] of a chain's tokens [n], and states of masks [n, k, h]."""
+        target, n = self.target, len(tokens)
+        visible, depths = visibility(rows_of(n, self.k), target.device)
+        positions = current.positions(depths).clamp_max(target.context_length - 1)
+        x = self.mask.embed(target, tokens[None], positions, n * self.k)
+        (x,) = current.run(x, 0, target.n_layers, current.mask(visible), current.rotary(positions))
         final = target.family.norm(x[:, :n])
-        return Output(target.logits(final), tree, {FINAL: final}, extra=x[0, n:].unflatten(0, (n, self.k)))
+        return target.logits(final), final, x[0, n:].unflatten(0, (n, self.k))
 
     def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
         """Verify exactly, or by the published rule if requested."""

@@ -16,7 +16,8 @@ from specbench_ss import user_files
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.costs import ExtraWork, of_attention, of_layers
 from specbench_ss.engine.decoder import Decoder, DecodeState
-from specbench_ss.engine.target import FINAL, AnyPass, EagerPass, Output, Target
+from specbench_ss.engine.forward import AnyPass, EagerPass
+from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import DeviceTopology, DraftTree, TreeTensors
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
@@ -331,21 +332,21 @@ class SpeculativeStreaming(Decoder):
         out = target.prefill(ids, cache, (self.first_msa_layer,))
         last = torch.tensor([s - 1], device=target.device)
         rows, all_positions = self._with_streams(out.hidden_states[self.first_msa_layer], last, slice(None))
-        mask = target.causal_mask(g, s)
-        rotary = target.rotary(all_positions[None, 1:], s + g)
-        self._last_streams = self.streams.run(target, rows[:, 1:], Layout(0, g), cache, mask, rotary)[0]
+        current, mask = target.pass_type(target, cache, s + g), target.causal_mask(g, s)
+        rotary = current.rotary(all_positions[None, 1:])
+        self._last_streams = self.streams.run(current, rows[:, 1:], Layout(0, g), mask, rotary)[0]
         return out
 
     def _prefill_attending(self, state: DecodeState, ids: Tensor) -> Output:
         """Run the prompt under eq. 3: the last main row attends to its streams, so both run together."""
         target, cache, s, g = self.target, state.cache, ids.shape[1], self.gamma
-        positions = torch.arange(s, device=target.device)
+        current, positions = target.pass_type(target, cache, s + g), torch.arange(s, device=target.device)
         x = target.embed(ids, positions[None])
-        (x,) = target.run(x, 0, self.first_msa_layer, cache, None, target.rotary(positions[None], s))
+        (x,) = current.run(x, 0, self.first_msa_layer, None, current.rotary(positions[None]))
         rows, all_positions = self._with_streams(x, positions, slice(s - 1, s))
         causal = torch.ones(s, s, dtype=torch.bool, device=target.device).tril()
         mask = target.block_mask(stream_visibility(causal, g, positions[-1:], attends=True), 0)
-        x = self.streams.run(target, rows, Layout(s, g), cache, mask, target.rotary(all_positions[None], s + g))
+        x = self.streams.run(current, rows, Layout(s, g), mask, current.rotary(all_positions[None]))
         cache.commit(s)
         final, self._last_streams = target.family.norm(x[:, s - 1 : s]), x[0, s:]
         return Output(target.logits(final), None, {FINAL: final})
@@ -362,9 +363,9 @@ class SpeculativeStreaming(Decoder):
             probs = state.sampling.probs(self._stream_logits(fused, state.root, states))
             return self.vocabulary.target_tree(sampled_tree(state.root, probs, s.k, s.n_draft, state.rng))
         draft = partial(self._draft, fused)
-        return self._drafted.tree(self.target.run_graphed((self, fused), draft, state.root, states))
+        return self._drafted.tree(self.target.run_pass((self, fused), draft, None, (state.root, states)))
 
-    def _draft(self, fused: bool, root: Tensor, states: Tensor) -> tuple[Tensor, ...]:
+    def _draft(self, fused: bool, _: AnyPass, root: Tensor, states: Tensor) -> tuple[Tensor, ...]:
         """Return the tensors of the tree under the root [1]. fused, states: as of `_stream_logits`."""
         logits, s = self._stream_logits(fused, root, states), self.settings  # [gamma, draft vocabulary]
         if self.streams.config.parent_rank:
@@ -395,11 +396,13 @@ class SpeculativeStreaming(Decoder):
         prunes = s.prune and tree.draft_probs is None and not (n <= s.n_keep and s.threshold == 0)
         inputs = (tree.tokens, *tree.visibility(), tree.parents()) if prunes else (tree.tokens, *tree.visibility())
         step, m = partial(self._step, prunes, deepest), min(s.n_keep, n) if prunes else n
-        if s.top_p or (prunes and s.threshold > 0):  # no graph: padded keys, or kept nodes, have no fixed number
-            outputs = step(EagerPass(target, cache, longest), *inputs)
+        if fallback := "stream_attention_top_p" if s.top_p else "threshold" if prunes and s.threshold > 0 else "":
+            if target.graphs is not None:  # padded keys, or kept nodes, have no fixed number
+                target.graphs.record_fallback(fallback, cache)
+            outputs = step(target.pass_type(target, cache, longest), *inputs)
         else:
-            rows = max(n, m * (1 + g))
-            outputs = target.run_pass((self, prunes, deepest), step, cache, inputs, (), n, longest, rows)
+            name, rows = (self, prunes, deepest), max(n, m * (1 + g))
+            outputs = target.run_pass(name, step, cache, inputs, n=n, longest=longest, rows=rows)
         logits, final, streams, *others = outputs
         self._stream_rows = others.pop(0) if self._fused_rows(logits.shape[1]) else None
         if not prunes:
@@ -445,7 +448,7 @@ class SpeculativeStreaming(Decoder):
         mask = current.mask(stream_visibility(visible, g, None, attends))
         assert mask is not None
         layout, rotary = Layout(m, g, self.settings.top_p), current.rotary(all_positions[None])
-        x = self.streams.run(target, rows, layout, current.rows(len(all_positions)), mask, rotary)
+        x = self.streams.run(current, rows, layout, mask, rotary)
         # the LM head is read from memory for any number of rows, so one matmul for nodes and streams saves a read
         fused = self._fused_rows(m)
         final = target.family.norm(x if fused else x[:, :m])

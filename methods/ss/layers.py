@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from specbench_ss.engine.architectures import Block
-from specbench_ss.engine.cuda_graphs import StaticRows
 from specbench_ss.engine.device_map import to_device
+from specbench_ss.engine.forward import AnyPass
 from specbench_ss.engine.kv_cache import BatchedKVCache
 from specbench_ss.engine.layers.attention import grouped_attention
 from specbench_ss.engine.layers.cpu import MOST_ROWS, NativeLayer, NativeLinear
@@ -203,8 +203,6 @@ def top_p_attention(
 
 AttentionInterface.register(NAME, top_p_attention)
 
-
-TOP_P_FALLBACK = "stream_attention_top_p"
 PACKED = ("down", "up", "init_down", "init_up")  # weights of which decoding keeps packed copies
 PackedPairs = Mapping[int | None, tuple[PrepackedLinear, PrepackedLinear]]  # the adapter of each MSA layer; None: f_eta
 UNPACKED: PackedPairs = MappingProxyType({})
@@ -363,24 +361,21 @@ class Streams(nn.Module):
         fed = [block.run_mlp(source[:, :mains])] if mains else []
         return total + torch.cat((*fed, adapted), 1)
 
-    def run(self, target: Target, x: Tensor, layout: Layout, cache: Any, mask: Tensor, rotary: Any) -> Tensor:
-        """Run rows x [B, mains + streams, h] through the top N_s layers; the mask selects eq. 2 or 3."""
+    def run(self, current: AnyPass, x: Tensor, layout: Layout, mask: Tensor, rotary: Any) -> Tensor:
+        """Run rows x [1, mains + streams, h] through the top N_s layers; the mask selects eq. 2 or 3."""
+        target = current.target
         lo = target.n_layers - self.config.n_msa_layers
         same = self.config.stream_position == "same"
         windowed = partial(windowed_as_main_rows, target, layout.mains) if same else target.windowed
 
-        def layers(x: Tensor, cache: Any, mask: Tensor, rotary: Any) -> tuple[Tensor, ...]:
+        def layers(x: Tensor, cache: Any, mask: Tensor, rotary: Any) -> Tensor:
             upper = enumerate(target.family.blocks[lo:], start=lo)
             masks = [windowed(mask, block.window, x.shape[1], cache, i) for i, block in upper]
-            return (run_masked(target, self, x, layout, cache, masks, rotary),)
+            return run_masked(target, self, x, layout, cache, masks, rotary)
 
-        outputs = None
-        if target.runner is not None and layout.mains and not isinstance(cache, StaticRows):  # else within a graph
-            if layout.stream_top_p:  # top-p attention takes the last keys as the streams', which padding would shift
-                target.runner.record_fallback(TOP_P_FALLBACK, lo, cache)
-            else:
-                outputs = target.runner.run((self, layout), layers, x, lo, cache, mask, rotary, pad=False)
-        return (outputs or layers(x, cache, mask, rotary))[0]
+        if layout.stream_top_p or not layout.mains:  # concurrent requests do not share them
+            return layers(x, current.rows(x.shape[1]), mask, rotary)
+        return current.layers((self, layout), layers, (x,), mask, rotary, pad=False)
 
 
 def windowed_as_main_rows(

@@ -21,8 +21,9 @@ from torch import Tensor
 from specbench_ss.engine.architectures import Block, ModelInfo
 from specbench_ss.engine.costs import read_by_a_pass
 from specbench_ss.engine.decoder import DecodeState
+from specbench_ss.engine.forward import AnyPass
 from specbench_ss.engine.kv_cache import row_numbers
-from specbench_ss.engine.target import AnyPass, Target
+from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.draft_vocabulary import vocabulary_option, with_frequent_tokens
@@ -180,7 +181,7 @@ class UNO(DrafterDecoder):
         past = state.cache.get_seq_length()
         n = max(1, min(self.size, self.target.context_length - past - 1))
         draft = partial(self._draft_pass, n)
-        (logits,) = self.target.run_pass((self, n), draft, state.cache, (state.root,), (), n, past + n - 1, n)
+        (logits,) = self.target.run_pass((self, n), draft, state.cache, (state.root,), longest=past + n - 1, rows=n)
         state.num_draft_forwards += 1
         return self.vocabulary.target_tree(self._draft(state, logits))
 

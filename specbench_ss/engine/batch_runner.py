@@ -12,7 +12,7 @@ import greenlet
 import torch
 from torch import Tensor
 
-from specbench_ss.engine.kv_cache import BatchedKVCache, Cache, RaggedTensor
+from specbench_ss.engine.kv_cache import BatchedKVCache, RaggedTensor
 
 Job = Callable[[], Any]
 STEP = "step"  # key of the wait before a step: served when nothing else is waited for
@@ -90,44 +90,22 @@ def _largest_group(waiting: dict[_RequestStack, Waiting]) -> list[_RequestStack]
     return max(groups.items(), key=lambda group: (group[0] != STEP, len(group[1])))[1]
 
 
-class BatchRunner:
-    """Runs a target's layers for all waiting requests at once."""
+def run_together(
+    name: Hashable,
+    layers: Callable[..., tuple[Tensor, ...]],
+    x: Tensor,
+    cache: Any,
+    mask: Tensor | None,
+    rotary: Any,
+    pad: bool = True,
+) -> tuple[Tensor, ...]:
+    """Run layers(x, cache, mask, rotary) on x [1, q, h] with the query tokens of other requests: tensors [1, q, ..].
 
-    def run(
-        self,
-        name: Hashable,
-        layers: Callable[..., tuple[Tensor, ...]],
-        x: Tensor,
-        layer: int,
-        cache: Any,
-        mask: Tensor | None,
-        rotary: Any,
-        pad: bool = True,
-    ) -> tuple[Tensor, ...]:
-        """Run x [1, q, h] through `layers` with those of other requests. pad: allow other numbers of query tokens.
-
-        name: everything else that `layers` depends on; the layers of one request serve all with this name.
-        """
-        key = (id(self), name) if pad else (id(self), name, x.shape[1])
-        serve = partial(_serve, dim=1 if pad else 0)  # in sequence, or as a batch
-        return cast("tuple[Tensor, ...]", wait_for(key, (layers, x, cache, mask, rotary), serve))
-
-    def run_pass(self, *_: Any) -> None:
-        """Return None: `run` serves the layers of all requests."""
-
-    def call(self, name: Hashable, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Run the function for one request, without a graph."""
-        return function(*inputs)
-
-    def reserve(self, cache: Cache, rows: int, most: int = 0, zeroed: bool = False) -> None:
-        """Empty a cache for a request of `rows` rows, without padding."""
-        cache.reserve(rows, most)
-
-    def evict(self, cache: Cache | None = None) -> None:
-        """Do nothing: there are no graphs."""
-
-    def record_fallback(self, reason: str, layer: int, cache: Any) -> None:
-        """Do nothing: without graphs there is no fallback."""
+    name: everything else that `layers` depends on; the layers of one request serve all with this name. pad: allow
+    other numbers of query tokens, in sequence; else requests are a batch.
+    """
+    key, dim = ((name, 0), 1) if pad else ((name, x.shape[1]), 0)
+    return cast("tuple[Tensor, ...]", wait_for(key, (layers, x, cache, mask, rotary), partial(_serve, dim=dim)))
 
 
 def _serve(passes: Sequence[Any], dim: int) -> Sequence[tuple[Tensor, ...]]:

@@ -16,8 +16,9 @@ from functools import partial
 
 import torch
 
-from specbench_ss.engine.batch_runner import BatchRunner, SharedHead, next_step, run_concurrently
+from specbench_ss.engine.batch_runner import SharedHead, next_step, run_concurrently
 from specbench_ss.engine.decoder import Decoder, DecodeState, Generation, Step, models_of
+from specbench_ss.engine.forward import BatchPass
 from specbench_ss.engine.generate import DecodeSession, StopParams, check_prompt, kv_cache_size
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
@@ -28,14 +29,14 @@ from specbench_ss.errors import UserError
 @contextmanager
 def shared(targets: Iterable[Target]) -> Iterator[None]:
     """Share the passes of these targets between concurrent requests within the block, without CUDA graphs."""
-    before = [(target, target.runner, target._head) for target in targets]
+    before = [(target, target.pass_type, target._head) for target in targets]
     for target, _, head in before:
-        target.runner, target._head = BatchRunner(), SharedHead(head)
+        target.pass_type, target._head = BatchPass, SharedHead(head)
     try:
         yield
     finally:
-        for target, runner, head in before:
-            target.runner, target._head = runner, head
+        for target, pass_type, head in before:
+            target.pass_type, target._head = pass_type, head
 
 
 EAGER_NOTE = "but eagerly in this run, for concurrent requests"
@@ -51,17 +52,17 @@ def graphs_disabled(target: Target) -> Iterator[None]:
     if target.graphs is None:
         yield
         return
-    before = [(model, model.runner, model.kernel_summary) for model in (target, *target.derived)]
-    for model, runner, summary in before:
+    before = [(model, model.graphs, model.kernel_summary) for model in (target, *target.derived)]
+    for model, graphs, summary in before:
         model.drop_cache()
-        if runner is not None:
-            model.runner, model.kernel_summary = None, f"{summary}, {EAGER_NOTE}"
+        if graphs is not None:
+            model.graphs, model.kernel_summary = None, f"{summary}, {EAGER_NOTE}"
     try:
         yield
     finally:
-        for model, runner, summary in before:
+        for model, graphs, summary in before:
             model.drop_cache()
-            model.runner, model.kernel_summary = runner, summary
+            model.graphs, model.kernel_summary = graphs, summary
         for model in target.derived.difference(model for model, *_ in before):
             model.drop_cache()
             model.inherit_cuda_graphs(target)
@@ -156,5 +157,5 @@ def check_together(decoder: Decoder) -> None:
     decoder.target.require_layer_access("--batch-size")
     if decoder.stateful:
         raise UserError("its state depends on the order of requests, and concurrent ones have none")
-    if decoder.target.runner is not None:
+    if decoder.target.graphs is not None:
         raise UserError("concurrent requests run eagerly; load the model with engine eager")

@@ -1,9 +1,8 @@
 """CUDA graphs of decoder passes over static buffers: capture, replay and check.
 
-A pass of few query tokens through some layers gets its states, mask and positions in static buffers: query tokens
-padded to the next width, keys to the next block. So the same pass recurs and can be replayed as a CUDA graph. Padding
-comes last, is written behind the real rows and is masked from them. Functions of a drafter on tensors alone, without a
-cache, are captured without padding.
+A pass of few query tokens gets its inputs in static buffers: query tokens padded to the next width, keys to the next
+block. So the same pass recurs and can be replayed as a CUDA graph. Padding comes last, is written behind the real rows
+and is masked from them. A function of tensors alone, without a cache, is captured without padding.
 """
 
 from __future__ import annotations
@@ -118,8 +117,8 @@ class Graphs:
         self.pool, self.graphs = None, WeakSet()
 
 
-Layers = Callable[[Tensor, Any, Tensor, Any], tuple[Tensor, ...]]
 PassFunction = Callable[..., tuple[Tensor, ...]]  # of a StaticPass and tensors
+Context = Callable[[Any, Tensor], Tensor]  # (number of cached rows, key positions [keys]) -> bool [q, keys]
 WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # padded numbers of query tokens
 MAX_UNPADDED = 512  # query tokens of a pass without padding, as of streams
 BLOCK = 256  # keys
@@ -133,11 +132,8 @@ class StaticRows:
 
     is_compileable = False
 
-    def __init__(
-        self, cache: Cache, positions: Tensor, keys: int, written: Callable[[int], None] = lambda _: None
-    ) -> None:
+    def __init__(self, cache: Cache, positions: Tensor, keys: int, written: Callable[[int], None]) -> None:
         self.cache, self.positions, self.keys, self.written = cache, positions, keys, written
-        self.layers = set[int]()  # layers with written rows
 
     def get_seq_length(self, layer: int = 0) -> int:
         """Raise NotImplementedError: only the mask determines the number of keys, which changes between replays."""
@@ -152,55 +148,8 @@ class StaticRows:
 
     def places(self, like: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor, int]:
         """Return where a kernel writes rows like these, as `Cache.places`."""
-        self.layers.add(layer)
         self.written(layer)
         return *self.cache.memory_of(layer), self.positions, self.keys
-
-    def copy_rows(self, count: int) -> list[Tensor]:
-        """Return a copy of the first `count` written rows; the others are padding."""
-        return [
-            part.index_select(2, self.positions[:count])
-            for layer in self.layers
-            for part in self.cache.memory_of(layer)
-        ]
-
-    def overwrite(self) -> None:
-        """Overwrite the rows of the pass, so that a pass that does not write them is detected."""
-        for part in (part for layer in self.layers for part in self.cache.memory_of(layer)):
-            part.index_fill_(2, self.positions, 1)
-
-
-@dataclass(slots=True)
-class Buffers:
-    """Static inputs of a pass. rotary: cos and sin [1, rows, head_dim], or None."""
-
-    x: Tensor  # [1, rows, h]
-    mask: Tensor  # additive [1, 1, rows, keys]
-    positions: Tensor  # int64 [rows]
-    rotary: tuple[Tensor, Tensor] | None
-
-    def fill(self, x: Tensor, mask: Tensor | None, rotary: Any, past: int) -> None:
-        """Copy q rows behind `past` keys: x [1, q, h], mask [1, 1, q, past + q] or None for one row, cos and sin."""
-        q = x.shape[1]
-        self.x[:, :q], self.x[:, q:] = x, 0  # the last contents may not have been finite
-        self.mask.fill_(torch.finfo(self.mask.dtype).min)
-        self.mask[..., 0] = 0  # a fully masked row is not finite in half precision
-        self.mask[:, :, :q, : past + q] = 0 if mask is None else mask
-        torch.arange(past, past + len(self.positions), out=self.positions)
-        if self.rotary is not None:
-            self.rotary[0][:, :q], self.rotary[1][:, :q] = rotary
-
-
-@dataclass(slots=True)
-class TensorInputs:
-    """Static inputs of a function of tensors: a copy of each."""
-
-    buffers: list[Tensor]
-
-    def fill(self, *tensors: Tensor) -> None:
-        """Copy tensors of the same shapes and dtypes."""
-        for buffer, tensor in zip(self.buffers, tensors, strict=True):
-            buffer.copy_(tensor)
 
 
 @dataclass(slots=True)
@@ -221,16 +170,13 @@ class PassBuffers:
         self.n = n
 
 
-AnyBuffers = Buffers | TensorInputs | PassBuffers
-
-
 class StaticPass:
     """A pass inside a graph behind the rows of a cache, whose number `past` [1] is on the device and changes.
 
-    keys: padded number of keys. start: number of cached rows now, for the check alone.
+    cache: None = the pass has none. keys: padded number of keys. start: number of cached rows now, for the check alone.
     """
 
-    def __init__(self, cache: Cache, past: Tensor, keys: int, start: int) -> None:
+    def __init__(self, cache: Any, past: Tensor, keys: int, start: int) -> None:
         self.cache, self.past, self.keys, self.start = cache, past, keys, start
         self.written: dict[int, int] = {}  # layer -> rows behind the cached ones
 
@@ -242,15 +188,17 @@ class StaticPass:
     def _note(self, end: int, layer: int) -> None:
         self.written[layer] = max(end, self.written.get(layer, 0))
 
-    def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
+    def mask(self, visible: Tensor, dtype: torch.dtype, context: Context | None = None) -> Tensor:
         """Return the additive mask [1, 1, q, keys] of visible [q, m], m rows behind the cached ones.
 
-        Cached rows are visible to all."""
-        if (mask := triton.tree_mask(visible, self.past, self.keys, dtype)) is not None:
+        context: the cached rows that are visible; None = all of them.
+        """
+        if context is None and (mask := triton.tree_mask(visible, self.past, self.keys, dtype)) is not None:
             return mask
-        m = visible.shape[1]
-        offsets = torch.arange(self.keys, device=visible.device) - self.past  # [keys]
-        shown = visible[:, offsets.clamp(0, m - 1)] & (offsets < m) | (offsets < 0)
+        m, keys = visible.shape[1], torch.arange(self.keys, device=visible.device)
+        offsets = keys - self.past  # [keys]
+        shown, cached = visible[:, offsets.clamp(0, m - 1)] & (offsets < m), offsets < 0
+        shown = shown | cached if context is None else torch.where(cached, context(self.past[0], keys), shown)
         mask = torch.zeros(shown.shape, dtype=dtype, device=visible.device)
         return mask.masked_fill_(~shown, torch.finfo(dtype).min)[None, None]
 
@@ -273,9 +221,9 @@ class StaticPass:
 class GraphInputs:
     """A pass over buffers. cache_rows: what it writes to the KV cache, or None."""
 
-    buffers: AnyBuffers
+    buffers: PassBuffers
     run_pass: Pass
-    cache_rows: StaticRows | StaticPass | None = None
+    cache_rows: StaticPass | None = None
 
 
 @dataclass(slots=True)
@@ -286,7 +234,7 @@ class CapturedGraph:
     checked: its outputs equal the eager pass, with another number of cached rows if it has a cache.
     """
 
-    buffers: AnyBuffers
+    buffers: PassBuffers
     replayed: Pass
     memory: Memory | None
     past: int | None
@@ -373,72 +321,51 @@ class CudaGraphRunner:
         if zeroed:
             cache.zero_()
 
-    def run(
-        self,
-        name: Hashable,
-        layers: Layers,
-        x: Tensor,
-        layer: int,
-        cache: Any,
-        mask: Tensor | None,
-        rotary: Any,
-        pad: bool = True,
-    ) -> tuple[Tensor, ...] | None:
-        """Run x [1, q, h] through `layers`, the first of which is `layer`; None if the pass cannot be replayed.
-
-        name: of these layers, unique within the model. pad: allow padding rows after those of x.
-        """
-        q = x.shape[1]
-        if not _is_step(layer, cache):  # a prompt has many tokens, which keep a device busy, and does not recur
-            return None
-        if reason := self._fallback_reason(x, layer, cache, mask, rotary, self.widths[-1] if pad else MAX_UNPADDED):
-            self.fallbacks[reason] += 1
-            return None
-        past = cache.get_seq_length(layer)
-        cache.check(past, past + q, layer)
-        rows = _padded_width(self.widths, q) if pad else q
-        if _padded_keys(past + rows) > cache.capacity:
-            self.fallbacks[NO_ROOM] += 1
-            return None
-        key, kind = self._keys(name, cache, rows, _padded_keys(past + rows))
-        make_inputs = partial(_graph_inputs, layers, x, cache, rotary, rows, past)
-        outputs = self._replay_or_run(key, kind, make_inputs, (x, mask, rotary, past), q, past)
-        return None if outputs is None else tuple(out[:, :q].clone() for out in outputs)
-
     def run_pass(
         self,
         name: Hashable,
         function: PassFunction,
-        cache: Any,
+        cache: Cache | None,
         inputs: Sequence[Tensor],
         dims: Sequence[Sequence[int]],
         n: int,
         rows: int = 0,
     ) -> tuple[Tensor, ...] | None:
-        """Run function(pass, *inputs) behind the cached rows; None if it cannot be replayed.
+        """Run function(pass, *inputs) behind the cached rows; None if it cannot be replayed, so that it runs eagerly.
 
-        The caller then runs it eagerly, in which `run` replays the layers alone or counts the reason. The outputs are
-        overwritten by the next pass of this name.
+        The outputs are overwritten by the next pass of this name. A reason is counted, but not for prompts, which have
+        many tokens that keep a device busy and do not recur, nor in training.
 
         Args:
-            name: everything but these tensors that the function depends on, as of `run`.
-            function: writes only to this cache; a function of tensors otherwise.
+            name: everything but these tensors that the function depends on, unique within the model.
+            function: writes only to this cache; a function of tensors otherwise, without host reads of their values.
+            cache: KV cache; None = the function has none.
             inputs: tensors.
             dims: dims[i] are the dimensions of inputs[i] of size n; they are padded.
             n: number of rows. Rows are padded, and outputs [1, n, ..], unless `rows` is given.
             rows: most rows that the function writes to a layer, without padding.
         """
-        fits = max(n, rows) <= (MAX_UNPADDED if rows else self.widths[-1])
-        if not (fits and _is_step(0, cache) and isinstance(cache, Cache) and cache.has(0)):
+        if not torch.is_inference_mode_enabled():
             return None
-        past, padded = cache.get_seq_length(), n if rows else _padded_width(self.widths, n)
+        if cache is None:
+            form = (weak_key(name), *((tuple(tensor.shape), tensor.dtype) for tensor in inputs))
+            make_inputs = partial(self._pass_inputs, form, function, None, inputs, dims, n, 0, 0)
+            return self._replay_or_run(form, form, make_inputs, (0, n, *inputs), 0)
+        past = cache.get_seq_length()
+        if not past:
+            return None
+        most = MAX_UNPADDED if rows else self.widths[-1]
+        if max(n, rows) > most:
+            self.fallbacks[f"more than {most} rows"] += 1
+            return None
+        padded = n if rows else _padded_width(self.widths, n)
         cache.check(past, past + max(n, rows), 0)
         if (keys := _padded_keys(past + (rows or padded))) > cache.capacity:
+            self.fallbacks[NO_ROOM] += 1
             return None
         key, kind = self._keys(name, cache, padded, keys)
         make_inputs = partial(self._pass_inputs, kind, function, cache, inputs, dims, padded, keys, past)
-        real = 0 if rows else n
-        outputs = self._replay_or_run(key, kind, make_inputs, (past, n, *inputs), real, past, counts=False)
+        outputs = self._replay_or_run(key, kind, make_inputs, (past, n, *inputs), 0 if rows else n, past)
         return outputs if outputs is None or rows else tuple(out[:, :n] for out in outputs)
 
     def _keys(self, name: Hashable, cache: Cache, rows: int, keys: int) -> tuple[Hashable, Hashable]:
@@ -452,14 +379,14 @@ class CudaGraphRunner:
         self,
         kind: Hashable,
         function: PassFunction,
-        cache: Cache,
+        cache: Cache | None,
         inputs: Sequence[Tensor],
         dims: Sequence[Sequence[int]],
         rows: int,
         keys: int,
         past: int,
     ) -> GraphInputs:
-        """Return the static inputs of `run_pass`. All passes of a kind share their outputs' memory."""
+        """Return the static inputs of `run_pass`, zeroed. All passes of a kind share their outputs' memory."""
         tensors = [
             x.new_zeros([rows if dim in row_dims else size for dim, size in enumerate(x.shape)])
             for x, row_dims in zip(inputs, dims or [()] * len(inputs), strict=True)
@@ -475,21 +402,7 @@ class CudaGraphRunner:
                 kept.copy_(out)
             return self.outputs[kind]
 
-        return GraphInputs(buffers, run_pass, static_pass)
-
-    def call(self, name: Hashable, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Run a function of these tensors alone, without host reads of their values or side effects.
-
-        name: of the function, unique within the model; anything else that it reads must be referenced by the name.
-        """
-        key = (weak_key(name), *((tuple(tensor.shape), tensor.dtype) for tensor in inputs))
-
-        def make_inputs() -> GraphInputs:
-            buffers = TensorInputs([torch.zeros_like(tensor) for tensor in inputs])
-            return GraphInputs(buffers, lambda: function(*buffers.buffers))
-
-        outputs = self._replay_or_run(key, key, make_inputs, inputs, 0)
-        return function(*inputs) if outputs is None else tuple(out.clone() for out in outputs)
+        return GraphInputs(buffers, run_pass, None if cache is None else static_pass)
 
     def _replay_or_run(
         self,
@@ -499,13 +412,11 @@ class CudaGraphRunner:
         values: Sequence[Any],
         n: int,
         past: int | None = None,
-        counts: bool = True,
     ) -> tuple[Tensor, ...] | None:
         """Return the outputs of the pass, in memory that the next one overwrites; None if it cannot be replayed.
 
         key: of the graph. kind: a kind of pass that failed once is not tried again. make_inputs: builds the static
-        inputs. n: rows that the pass writes to the cache, without padding. past: number of cached rows; None without a
-        cache. counts: count a fallback.
+        inputs. n: rows of the outputs without padding, 0 = all. past: number of cached rows; None without a cache.
         """
         try:
             if kind in self.failed_captures:
@@ -517,8 +428,7 @@ class CudaGraphRunner:
                     return outputs
         except GraphCaptureError as error:
             self.failed_captures[kind] = str(error)
-            if counts:
-                self.fallbacks[str(error)] += 1
+            self.fallbacks[str(error)] += 1
             self.graphs.pop(key, None)
             return None
         self.graphs.move_to_end(key)
@@ -552,41 +462,10 @@ class CudaGraphRunner:
             raise GraphCaptureError(SOMETHING_ELSE)
         return None
 
-    def record_fallback(self, reason: str, layer: int, cache: Any) -> None:
-        """Count a decode pass that a method runs outside `run`, from the layer it begins with."""
-        if _is_step(layer, cache):
+    def record_fallback(self, reason: str, cache: Cache) -> None:
+        """Count a decode pass that a method runs eagerly."""
+        if cache.get_seq_length() and torch.is_inference_mode_enabled():
             self.fallbacks[reason] += 1
-
-    def _fallback_reason(self, x: Tensor, layer: int, cache: Any, mask: Tensor | None, rotary: Any, most: int) -> str:
-        """Return the reason why a pass cannot be captured, or ''. most: maximum number of rows."""
-        b, q, _ = x.shape
-        if b != 1:
-            return "rows of several requests"
-        if q > most:
-            return f"more than {most} rows"
-        if mask is None and q > 1:
-            return "several rows without a mask"
-        if rotary is not None and not isinstance(rotary, tuple):
-            return "positions of another form"
-        return "" if isinstance(cache, Cache) and cache.has(layer) else "a cache of another form"
-
-
-def _graph_inputs(layers: Layers, x: Tensor, cache: Cache, rotary: Any, rows: int, past: int) -> GraphInputs:
-    """Return the static inputs of a pass of `rows` rows behind `past` keys, zeroed."""
-    rotary = None if rotary is None else tuple(part.new_zeros(1, rows, part.shape[-1]) for part in rotary)
-    buffers = Buffers(
-        x.new_zeros(1, rows, x.shape[-1]),
-        x.new_zeros(1, 1, rows, _padded_keys(past + rows)),
-        torch.arange(past, past + rows, device=x.device),
-        rotary,
-    )
-    cache_rows = StaticRows(cache, buffers.positions, _padded_keys(past + rows))
-
-    def run_pass() -> tuple[Tensor, ...]:
-        # layers cache derived values by the identity of the pair: pass a new pair for new values
-        return layers(buffers.x, cache_rows, buffers.mask, None if rotary is None else (rotary[0], rotary[1]))
-
-    return GraphInputs(buffers, run_pass, cache_rows)
 
 
 def _check_replay(replayed: Pass, inputs: GraphInputs, n: int) -> bool:
@@ -623,8 +502,3 @@ def is_gone(name: Hashable) -> bool:
     if isinstance(name, tuple):
         return any(map(is_gone, name))
     return isinstance(name, ref) and name() is None
-
-
-def _is_step(layer: int, cache: Any) -> bool:
-    """Return True for an inference pass behind cached rows: neither a prompt nor training."""
-    return cache is not None and torch.is_inference_mode_enabled() and cache.get_seq_length(layer) > 0

@@ -361,14 +361,14 @@ def drop_caches(decoder: Decoder) -> None:
 @contextmanager
 def eager_passes(decoder: Decoder) -> Iterator[None]:
     """Run passes of the method's models eagerly within the block."""
-    before = [(model, model.runner) for model in models_of([decoder])]
+    before = [(model, model.graphs) for model in models_of([decoder])]
     for model, _ in before:
-        model.runner = None
+        model.graphs = None
     try:
         yield
     finally:
-        for model, runner in before:
-            model.runner = runner
+        for model, graphs in before:
+            model.graphs = graphs
 
 
 def _members(decoder: Decoder) -> Iterator[Any]:

@@ -60,9 +60,9 @@ def replay_steps(target: Target, replay: Replay, by: str) -> None:
     expected = _logits(target)
     problem = "interrupted passes"
     try:
-        runner = target.runner = CudaGraphRunner(replay)
+        graphs = target.graphs = CudaGraphRunner(replay)
         equal = all(map(allclose_rows, _logits(target), expected))
-        problem = next(iter(runner.fallbacks), "" if equal else "other logits when passes are padded")
+        problem = next(iter(graphs.fallbacks), "" if equal else "other logits when passes are padded")
     except torch.OutOfMemoryError:
         problem = "not enough memory for its graphs"
     except RuntimeError as error:  # of the device's own libraries
@@ -70,17 +70,16 @@ def replay_steps(target: Target, replay: Replay, by: str) -> None:
     finally:
         target.drop_cache()
         if problem:
-            target.runner = None
+            target.graphs = None
     if problem:
         raise UserError(f"engine graph does not work with {target.name!r}: it has {problem}; use engine eager")
-    outside = "".join(f", embedding and LM head outside: {reason}" for reason in set(runner.failed_captures.values()))
-    target.kernel_summary += f"; steps replayed by {by}{outside}"
+    target.kernel_summary += f"; steps replayed by {by}"
 
 
 def replay_draft(draft: Target, target: Target) -> None:
     """Use CUDA graphs for a draft model if the target does and the draft model's layers support them."""
-    if target.graphs is not None and draft.runner is None and not draft.no_graph_reason:
-        draft.runner = target.graphs.of_draft()
+    if target.graphs is not None and draft.graphs is None and not draft.no_graph_reason:
+        draft.graphs = target.graphs.of_draft()
 
 
 def allclose_rows(actual: Tensor, expected: Tensor) -> bool:

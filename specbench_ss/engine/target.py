@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from specbench_ss.engine.architectures import ModelInfo, family_of, rotary_table
-from specbench_ss.engine.batch_runner import BatchRunner
 from specbench_ss.engine.cuda_graphs import CudaGraphRunner, StaticPass
 from specbench_ss.engine.device_map import layer_devices, place_blocks, to_device
+from specbench_ss.engine.forward import AnyPass, EagerPass, GraphPass, Rotary
 from specbench_ss.engine.generic_model import check_against_hf
 from specbench_ss.engine.kv_cache import BatchedKVCache, Cache, PrefixCache, RaggedTensor
 from specbench_ss.engine.layers.attention import NAME, set_attention
@@ -30,7 +30,6 @@ from specbench_ss.engine.tree import DraftTree, topology_of
 from specbench_ss.engine.weights import Quantization, round_matrices
 from specbench_ss.errors import UserError
 
-Rotary = Any  # result of `Target.rotary` for the layers: cos and sin, `generic_model.LayerInputs`, or None
 MOST_LOGITS = 1 << 22  # of one chunk of `answer_logits`: 16 MiB
 MOST_REPLAYED = 8  # tokens behind cached ones that `prefill` runs as a CUDA graph
 FINAL = -1  # key of the final, normed state (the input of the LM head) in `hidden_states`
@@ -65,9 +64,11 @@ def _is_causal_lm(model: Any) -> bool:
 class Target(ModelInfo):
     """A Hugging Face decoder-only causal LM, in eval mode, driven layer by layer.
 
-    `prefill` and `forward_tree` run the target. For a method's own passes: `run_pass` runs a function behind the cached
-    rows, `run` the layers of the target with the caller's mask and positions, `run_layers` the layers of a drafter,
-    `run_graphed` a function of tensors that reads no cache. `runner` serves all four.
+    `prefill` and `forward_tree` run the target; `run_pass` runs a method's own pass behind the cached rows, or a
+    function of tensors alone. Each gets one of the forms of `engine/forward.py`.
+
+    graphs: replays decode passes as CUDA graphs; None = they run eagerly.
+    pass_type: of passes that are not replayed, as of a prompt.
     """
 
     def __init__(
@@ -120,7 +121,8 @@ class Target(ModelInfo):
         self.is_multi_device = len(self.layer_devices) > 1
         self.eos_ids = self._eos_ids()
         self.processors, self.settings_not_applied = processors_of(model, self.eos_ids)
-        self.runner: CudaGraphRunner | BatchRunner | None = None  # None: every pass runs at once, eagerly
+        self.graphs: CudaGraphRunner | None = None
+        self.pass_type: type[EagerPass] = EagerPass
         self.derived: WeakSet[Target] = WeakSet()  # changed models of methods that use this target
         self._root = (
             torch.zeros(1, dtype=torch.int64, device=self.device),
@@ -169,11 +171,6 @@ class Target(ModelInfo):
     def quantised(self) -> str:
         """Return a description of the quantization of linear layers, or ''."""
         return self.quantization.description if self.quantization else ""
-
-    @property
-    def graphs(self) -> CudaGraphRunner | None:
-        """Return the runner if it replays CUDA graphs."""
-        return self.runner if isinstance(self.runner, CudaGraphRunner) else None
 
     @property
     def engine(self) -> str:
@@ -229,7 +226,7 @@ class Target(ModelInfo):
         """Return a target on the same weights with another LM head for inference: states [.., h] -> logits [.., n]."""
         other = copy.copy(self)
         other._head, other._cache, other.derived = head, None, WeakSet()
-        other.runner = self.graphs and self.graphs.of_draft()
+        other.graphs = self.graphs and self.graphs.of_draft()
         return other
 
     def inherit_cuda_graphs(self, base: Target) -> None:
@@ -240,7 +237,7 @@ class Target(ModelInfo):
             message = f"steps of a changed copy of {self.name!r} run eagerly: its layers "
             warnings.warn(message + self.no_graph_reason, stacklevel=3)
             return
-        self.runner, self.kernel_summary = base.graphs.of_another(), base.kernel_summary
+        self.graphs, self.kernel_summary = base.graphs.of_another(), base.kernel_summary
 
     # -- the layer driver ---------------------------------------------------------------------------------------
 
@@ -257,17 +254,17 @@ class Target(ModelInfo):
             self._cache = self.new_cache(0)
         self._cache.grows = grows
         self._cache.set_limit(None)
-        if self.runner is None:
+        if self.graphs is None:
             self._cache.reserve(capacity, most)
         else:
-            self.runner.reserve(self._cache, capacity, most)
+            self.graphs.reserve(self._cache, capacity, most)
         return self._cache
 
     def drop_cache(self) -> None:
         """Free the target's reusable cache, as after an interrupted request."""
         self._cache = None
-        if self.runner is not None:
-            self.runner.evict()
+        if self.graphs is not None:
+            self.graphs.evict()
 
     def _grow_rotary(self, length: int) -> None:
         assert self.family.rotary is not None
@@ -302,7 +299,7 @@ class Target(ModelInfo):
         x: Tensor,
         lo: int,
         hi: int,
-        cache: AnyCache,
+        cache: Any,
         mask: Tensor | None,
         rotary: Rotary,
         wanted: tuple[int, ...] = (),
@@ -311,96 +308,6 @@ class Target(ModelInfo):
 
         mask: additive [1 or B, 1, q, kv], None = nothing masked.
         """
-        if hi == lo:
-            return (x,)
-        if self.runner is None:
-            return self._layers(lo, hi, wanted, x, cache, mask, rotary)
-        return self.run_layers((lo, hi, wanted), partial(self._layers, lo, hi, wanted), x, lo, cache, mask, rotary)
-
-    def inputs_of(self, layers: Iterable[int], hi: int | None = None) -> tuple[int, ...]:
-        """Return those of these layers whose inputs a pass through layers 0..hi-1 (None: all) has, ascending.
-
-        The input of layer n_layers is that of the final norm.
-        """
-        most = self.n_layers if hi is None or hi == self.n_layers else hi - 1
-        return tuple(sorted({i for i in layers if 0 <= i <= most}))
-
-    def run_layers(
-        self,
-        name: Hashable,
-        layers: Callable[..., tuple[Tensor, ...]],
-        x: Tensor,
-        layer: int,
-        cache: Any,
-        mask: Tensor | None,
-        rotary: Rotary,
-        pad: bool = True,
-    ) -> tuple[Tensor, ...]:
-        """Run x [1, q, h] through layers of the model or a drafter, by a CUDA graph or a batch if enabled.
-
-        Args:
-            name: the only other thing that `layers` may depend on.
-            layers: layers(x, cache, mask, rotary) returns tensors [1, q, ..].
-            x: states [1, q, h].
-            layer: index of the first of these layers in the cache.
-            cache: KV cache of the layers, or None.
-            mask: additive [1, 1, q, kv] or None.
-            rotary: cos, sin [1, q, head_dim].
-            pad: allow padding rows after those of x.
-        """
-        done = self.runner and self.runner.run(name, layers, x, layer, cache, mask, rotary, pad)
-        return done or layers(x, cache, mask, rotary)
-
-    def run_graphed(
-        self, name: Hashable, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Run a function of tensors alone, by a CUDA graph if enabled (`CudaGraphRunner.call`)."""
-        return function(*inputs) if self.runner is None else self.runner.call(name, function, *inputs)
-
-    def run_pass(
-        self,
-        name: tuple[Hashable, ...],
-        function: Callable[..., tuple[Tensor, ...]],
-        cache: Any,
-        inputs: Sequence[Tensor],
-        dims: Sequence[Sequence[int]],
-        n: int,
-        longest: int,
-        rows: int = 0,
-    ) -> tuple[Tensor, ...]:
-        """Run function(pass, *inputs), whose passes follow the cached rows, as one CUDA graph if enabled.
-
-        longest: largest position, on the host. Other arguments: `CudaGraphRunner.run_pass`.
-        """
-        if self.runner is not None:
-            self._reserve_rotary(longest)
-            table = 0 if self._rotary is None else len(self._rotary[0])  # it is replaced when it grows
-            in_graph = partial(self._in_graph, function)
-            outputs = self.runner.run_pass((*name, table), in_graph, cache, inputs, dims, n, rows)
-            if outputs is not None:
-                return outputs
-        return function(EagerPass(self, cache, longest), *inputs)
-
-    def _in_graph(
-        self, function: Callable[..., tuple[Tensor, ...]], within: StaticPass, *inputs: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Run the function within a graph."""
-        return function(GraphPass(self, within), *inputs)
-
-    def empty(self, cache: Cache, rows: int) -> None:
-        """Empty a drafter's cache for the next request of up to `rows` rows.
-
-        With CUDA graphs its memory is zeroed, since padded keys are read: NaN of the last request must not remain.
-        """
-        if self.runner is None:
-            cache.reserve(rows)
-        else:
-            self.runner.reserve(cache, rows, zeroed=True)
-
-    def _layers(
-        self, lo: int, hi: int, wanted: tuple[int, ...], x: Tensor, cache: Any, mask: Tensor | None, rotary: Rotary
-    ) -> tuple[Tensor, ...]:
-        """Run layers as `run` does; return the result and the inputs of the wanted layers, ascending."""
         q, states = x.shape[1], list[torch.Tensor]()
         masks: dict[tuple[int, int], Tensor | None] = {}  # layers of the same window and length share a mask
         for i in range(lo, hi):
@@ -418,6 +325,54 @@ class Target(ModelInfo):
         if hi in wanted:
             states.append(x)
         return tuple(map(self.to_layer_device, (x, *states))) if self.is_multi_device else (x, *states)
+
+    def inputs_of(self, layers: Iterable[int], hi: int | None = None) -> tuple[int, ...]:
+        """Return those of these layers whose inputs a pass through layers 0..hi-1 (None: all) has, ascending.
+
+        The input of layer n_layers is that of the final norm.
+        """
+        most = self.n_layers if hi is None or hi == self.n_layers else hi - 1
+        return tuple(sorted({i for i in layers if 0 <= i <= most}))
+
+    def run_pass(
+        self,
+        name: tuple[Hashable, ...],
+        function: Callable[..., tuple[Tensor, ...]],
+        cache: Any,
+        inputs: Sequence[Tensor],
+        dims: Sequence[Sequence[int]] = (),
+        n: int = 1,
+        longest: int = 0,
+        rows: int = 0,
+    ) -> tuple[Tensor, ...]:
+        """Run function(pass, *inputs), whose passes follow the cached rows, as one CUDA graph if enabled.
+
+        longest: largest position, on the host. Other arguments: `CudaGraphRunner.run_pass`.
+        """
+        if self.graphs is not None:
+            self._reserve_rotary(longest)
+            table = 0 if self._rotary is None else len(self._rotary[0])  # it is replaced when it grows
+            in_graph = partial(self._in_graph, function)
+            outputs = self.graphs.run_pass((*name, table), in_graph, cache, inputs, dims, n, rows)
+            if outputs is not None:
+                return outputs
+        return function(self.pass_type(self, cache, longest), *inputs)
+
+    def _in_graph(
+        self, function: Callable[..., tuple[Tensor, ...]], within: StaticPass, *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Run the function within a graph."""
+        return function(GraphPass(self, within), *inputs)
+
+    def empty(self, cache: Cache, rows: int) -> None:
+        """Empty a drafter's cache for the next request of up to `rows` rows.
+
+        With CUDA graphs its memory is zeroed, since padded keys are read: NaN of the last request must not remain.
+        """
+        if self.graphs is None:
+            cache.reserve(rows)
+        else:
+            self.graphs.reserve(cache, rows, zeroed=True)
 
     def to_layer_device(self, x: Tensor, layer: int | None = None) -> Tensor:
         """Move rows to the device of a layer, or to the main device for None."""
@@ -476,15 +431,16 @@ class Target(ModelInfo):
         every: hidden states [1, S, .] at every position.
         """
         q, past = ids.shape[1], cache.get_seq_length()
-        if self.runner is not None and past and q <= MOST_REPLAYED and not every:  # as of a draft model
+        if self.graphs is not None and past and q <= MOST_REPLAYED and not every:  # as of a draft model
             output = self.forward_tree(DraftTree(ids[0], topology_of(tuple(range(-1, q - 1)))), cache, aux_layers)
             cache.commit(q)
             last = {layer: t[:, -1:] for layer, t in output.hidden_states.items()}
             return Output(output.logits[:, -1:].clone(), None, last)
+        current, wanted = self.pass_type(self, cache, past + q), self.inputs_of(aux_layers)
         positions = torch.arange(past, past + q, device=self.device)[None]
         mask = self.causal_mask(q, past) if past and q > 1 else None
-        x, rotary, wanted = self.embed(ids, positions), self.rotary(positions, past + q), self.inputs_of(aux_layers)
-        x, *states = self.run(x, 0, self.n_layers, cache, mask, rotary, wanted)
+        x, rotary = self.embed(ids, positions), current.rotary(positions)
+        x, *states = current.run(x, 0, self.n_layers, mask, rotary, wanted)
         cache.commit(q)
         positions_kept = slice(None) if every else slice(-1, None)
         final = self.family.norm(x[:, positions_kept])
@@ -557,79 +513,3 @@ class Target(ModelInfo):
         with torch.inference_mode():
             cache = cache or self.new_cache(len(ids))
             return self.prefill(torch.tensor([list(ids)], device=self.device), cache).logits[0, -1].float()
-
-
-class EagerPass:
-    """A pass behind the cached rows. longest: largest position, on the host."""
-
-    def __init__(self, target: Target, cache: Any, longest: int) -> None:
-        self.target, self.cache, self.past, self.longest = target, cache, cache.get_seq_length(), longest
-
-    @property
-    def is_prompt(self) -> bool:
-        """Return True if nothing is cached."""
-        return not self.past
-
-    def positions(self, depths: Tensor) -> Tensor:
-        """Return the positions [1, n] of nodes of these depths [n]."""
-        positions: Tensor = (depths + self.past)[None]
-        return positions
-
-    def mask(self, visible: Tensor) -> Tensor | None:
-        """Return the additive mask of visible [q, m], m rows behind the cached ones; None for one row of one."""
-        return None if visible.shape == (1, 1) else self.target.block_mask(visible, self.past)
-
-    def rotary(self, positions: Tensor) -> Rotary:
-        """Return the position inputs of layers at positions [1, n]."""
-        return self.target.rotary(positions, self.longest)
-
-    def run(
-        self, x: Tensor, lo: int, hi: int, mask: Tensor | None, rotary: Rotary, wanted: tuple[int, ...] = ()
-    ) -> tuple[Tensor, ...]:
-        """Run x [1, n, h] through layers lo..hi-1; return the result and the inputs of the wanted layers."""
-        return self.target.run(x, lo, hi, self.cache, mask, rotary, wanted)
-
-    def rows(self, n: int, first: int = 0) -> Any:
-        """Return the cache for other layers that write n rows, `first` rows behind the cached ones."""
-        return self.cache
-
-    def commit(self, n: int) -> None:
-        """Keep n rows of `rows`, so that those of the next call follow."""
-        self.cache.commit(n)
-
-
-class GraphPass:
-    """The same inside a CUDA graph."""
-
-    is_prompt = False
-
-    def __init__(self, target: Target, within: StaticPass) -> None:
-        self.target, self.within = target, within
-
-    def positions(self, depths: Tensor) -> Tensor:
-        """Return the positions [1, n] of nodes of these depths [n]."""
-        return (depths + self.within.past)[None]
-
-    def mask(self, visible: Tensor) -> Tensor:
-        """Return the additive mask [1, 1, q, keys] of visible [q, m]."""
-        return self.within.mask(visible, self.target.dtype)
-
-    def rotary(self, positions: Tensor) -> Rotary:
-        """Return cos, sin [1, n, head_dim] at positions [1, n]; a graph belongs to a size of their table."""
-        return self.target.rotary(positions, 0)
-
-    def run(
-        self, x: Tensor, lo: int, hi: int, mask: Tensor | None, rotary: Rotary, wanted: tuple[int, ...] = ()
-    ) -> tuple[Tensor, ...]:
-        """Run x [1, n, h] through layers lo..hi-1; return the result and the inputs of the wanted layers."""
-        return self.target._layers(lo, hi, wanted, x, self.rows(x.shape[1]), mask, rotary)
-
-    def rows(self, n: int, first: int = 0) -> Any:
-        """Return the cache for other layers that write n rows, `first` rows behind the cached ones."""
-        return self.within.rows(n, first)
-
-    def commit(self, n: int) -> None:
-        """Do nothing: `first` of `rows` states where the next ones begin."""
-
-
-AnyPass = EagerPass | GraphPass

@@ -43,7 +43,7 @@ def lab() -> Target:
 @pytest.fixture
 def replayed(lab: Target) -> Target:
     """The same with passes over buffers, which are called in place of being replayed."""
-    lab.runner = CudaGraphRunner(run_eagerly)
+    lab.graphs = CudaGraphRunner(run_eagerly)
     return lab
 
 
@@ -130,7 +130,7 @@ def test_a_preset_is_tuned_and_noted_with_the_engine_of_runs(
     assert asked == ["auto", "eager"]
     made_for = read_preset(out).made_for
     assert made_for["engine"] == "graph"
-    replayed.runner = None
+    replayed.graphs = None
     assert changed(made_for, conditions(replayed)) == "engine graph, here eager"
 
 
@@ -183,7 +183,7 @@ def test_a_model_is_as_before_where_such_a_run_fails(replayed: Target, tmp_path:
 def test_models_in_its_place_follow_it_into_such_a_run_and_out_of_it(tmp_path: Path) -> None:
     target = tiny_target("llama", words=61)
     before = fine_tuned(target)
-    target.runner = CudaGraphRunner(run_eagerly)
+    target.graphs = CudaGraphRunner(run_eagerly)
     during, replayed_before = None, fine_tuned(target)
     assert (before.engine, replayed_before.engine) == ("eager", "graph")
     passes, computed = replayed_before.graphs, replayed_before.kernel_summary
@@ -220,7 +220,7 @@ def test_the_peak_of_memory_is_not_reported_where_steps_are_replayed(
 ) -> None:
     """Intermediate tensors of a replay lie in memory that counts as free."""
     monkeypatch.setattr(runner, "peak_memory", lambda *devices: nullcontext(lambda: 7))
-    lab.runner = CudaGraphRunner(run_eagerly) if engine == "graph" else None
+    lab.graphs = CudaGraphRunner(run_eagerly) if engine == "graph" else None
     short_run(tmp_path / "run", lab)
     peaks = set(load_run(tmp_path / "run").samples["peak_memory_bytes"].dropna())
     assert peaks == ({7} if engine == "eager" else set())

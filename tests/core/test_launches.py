@@ -60,7 +60,7 @@ def launches_of_steps(name: str) -> list[int]:
     target = tiny_target("llama", words=61)
     make = next(iter(registry.method_class(name).test_instances(target).values()))
     decoder = make()
-    decoder.target.runner = CudaGraphRunner(replayed_unseen)
+    decoder.target.graphs = CudaGraphRunner(replayed_unseen)
     decoder.target.drop_cache()
     limits = StopParams(40)
     with torch.inference_mode():

@@ -187,7 +187,7 @@ def test_a_drafter_that_gives_nan_is_named(method: str, temperature: float) -> N
 def test_a_drafter_that_gives_nan_is_named_where_it_is_replayed(method: str) -> None:
     """Choices within a replay cannot be observed: the answer is begun again eagerly."""
     decoder = load_method(method, load_model("lab"))
-    decoder.target.runner = CudaGraphRunner(frozen)
+    decoder.target.graphs = CudaGraphRunner(frozen)
     prompt = list(range(5, 25))
     generate(decoder, prompt, max_new_tokens=12)
     for module in modules_of(decoder):

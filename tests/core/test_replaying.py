@@ -17,6 +17,7 @@ from specbench_ss.engine import cuda_graphs
 from specbench_ss.engine.cuda_graphs import SOMETHING_ELSE, CudaGraphRunner, Graphs, same
 from specbench_ss.engine.engines import allclose_rows
 from specbench_ss.time_limit import TimeIsOver, defer_alarm, time_limit
+from tests.frozen import called
 
 
 class FakeGraph:
@@ -155,7 +156,7 @@ def fails_later(one: Any) -> Any:
 @torch.inference_mode()
 def test_whatever_keeps_a_pass_from_being_replayed_is_reported(replay: Any, why: str) -> None:
     passes = CudaGraphRunner(replay)
-    passes.call("doubled", doubled, torch.ones(1))
+    called(passes, "doubled", doubled, torch.ones(1))
     assert re.search(why, next(iter(passes.fallbacks)))
 
 
@@ -163,7 +164,7 @@ def test_whatever_keeps_a_pass_from_being_replayed_is_reported(replay: Any, why:
 def test_a_pass_without_memory_for_a_recording_is_run_eagerly() -> None:
     passes = CudaGraphRunner(no_memory)
     for _ in range(2):
-        assert passes.call("doubled", doubled, torch.ones(1))[0].item() == 2
+        assert called(passes, "doubled", doubled, torch.ones(1)).item() == 2
     assert (passes.n_captures, passes.n_capture_attempts) == (0, 1), (
         "it is not tried again, and the first answer took longer for it"
     )
@@ -203,8 +204,9 @@ def test_replays_are_the_same_where_every_bit_is() -> None:
     assert not same([one.nan_to_num()], [one]) and not same([-one], [one])
 
 
+@torch.inference_mode()
 def test_a_tie_that_falls_the_other_way_once_is_no_reason_to_refuse() -> None:
     for turns, fallbacks in ((iter([1, 0, 0, 0, 0, 0]), {}), (iter(range(9)), {SOMETHING_ELSE: 1})):
         passes = CudaGraphRunner(lambda one: one)
-        passes.call("tie", lambda x, turns=turns: (x + next(turns),), torch.zeros(1))
+        called(passes, "tie", lambda x, turns=turns: (x + next(turns),), torch.zeros(1))
         assert passes.fallbacks == fallbacks

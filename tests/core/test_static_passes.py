@@ -29,19 +29,19 @@ from specbench_ss.engine.cuda_graphs import (
 )
 from specbench_ss.engine.decoder import Decoder, DecodeState, Generation, _members
 from specbench_ss.engine.engines import replay_draft, replay_steps, use_engine
+from specbench_ss.engine.forward import AnyPass
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.drafting import DIFFERENT_MASKS
 from specbench_ss.models.tiny import CONTEXT, tiny_target
 from specbench_ss.results.checks import checks
 from specbench_ss.results.summary import summarise
 from specbench_ss.runs.run_dir import read_run
 from tests.cli import failing
-from tests.frozen import frozen
+from tests.frozen import called, frozen
 from tests.tiny import METHODS, THOROUGH, instances
 
 pytestmark = pytest.mark.usefixtures("torch_kernels_in_module")  # the stand-in for a graph records torch's operators
@@ -53,17 +53,15 @@ WIDTHS = (1, 3, 7, 16, 64, 128)
 CACHING = ("eagle", "eagle2", "eagle3", "hydra", "mtp", "peagle", "sd", "dflash")
 DRAFTERS = {
     "dflash", "dspark", "eagle", "eagle2", "eagle3", "hydra", "medusa", "medusa2", "mtp", "peagle", "ss", "ss-shared",
-    "uno",
+    "uno", "lookahead", "space",
 }  # fmt: skip
 DECLINED = {  # all that methods run eagerly where their steps are replayed
-    ("peagle", "windows"): {DIFFERENT_MASKS},
-    ("dflash", "windows"): {DIFFERENT_MASKS},
     ("ss", "top-p"): {"stream_attention_top_p"},
 }
 
 
 def of_a_drafter(key: Any) -> bool:
-    """Return True if a recording is of a drafter; names of a model's recordings begin with a number."""
+    """Return True if a recording is of a method's own pass; names of a model's recordings begin with a number."""
     return not (isinstance(key[0], tuple) and isinstance(key[0][0], int))
 
 
@@ -99,10 +97,10 @@ def test_every_method_drafts_and_answers_as_before(
     shapes = list(instances(name, target).items())
     for label, make in shapes if replay is frozen else shapes[:1]:
         decoder = make()
-        decoder.target.runner = None
+        decoder.target.graphs = None
         eager = Seen(decoder, monkeypatch)
         decoder.reset_history()
-        decoder.target.runner = CudaGraphRunner(replay, WIDTHS)
+        decoder.target.graphs = CudaGraphRunner(replay, WIDTHS)
         decoder.target.drop_cache()
         static = Seen(decoder, monkeypatch)
         assert static.answers == eager.answers and static.drafted == eager.drafted, label
@@ -110,8 +108,8 @@ def test_every_method_drafts_and_answers_as_before(
             torch.testing.assert_close(one, other, atol=2e-4, rtol=2e-4)
         passes = decoder.target.graphs
         assert set(passes.fallbacks) == DECLINED.get((name, label), set()), label
-        own = name in DRAFTERS and ((name, label) not in DECLINED or name == "ss")  # it drafts in a graph
-        assert any(map(of_a_drafter, passes.graphs)) == own or label == "eq-3", label
+        own = name in DRAFTERS and ((name, label) not in DECLINED or name == "ss")  # its own passes are in graphs
+        assert any(map(of_a_drafter, passes.graphs)) == own or label in ("eq-3", "same-model"), label
         if name == "sd":
             assert decoder.draft.model.graphs.graphs, label  # type: ignore[attr-defined]
 
@@ -123,7 +121,7 @@ def test_a_padded_pass_gives_the_same_logits_and_the_same_cache(kind: str) -> No
     tree = DraftTree.from_parents(torch.tensor([4, 5, 6, 7, 8]), [-1, 0, 0, 1, 1])
     results = []
     for passes in (None, CudaGraphRunner(run_eagerly, WIDTHS)):
-        target.runner = passes
+        target.graphs = passes
         target.drop_cache()
         cache = target.request_cache(40)
         target.prefill(torch.tensor([PROMPTS[0]]), cache)
@@ -139,26 +137,25 @@ def test_a_padded_pass_gives_the_same_logits_and_the_same_cache(kind: str) -> No
 def test_a_pass_that_keeps_the_number_of_rows_before_it_is_found_out() -> None:
     """It gives what it should where it is recorded, and what it gave there everywhere else."""
     passes, cache = CudaGraphRunner(frozen, (4,)), prompted(tiny_target("llama", words=61), 600)
-    x, mask = torch.ones(1, 2, 16), torch.zeros(1, 1, 2, 700)
+    x = torch.ones(1, 2, 16)
     for past in range(8, 12):
-        layers = baked(past)
-        made = passes.run("layers", layers, x, 0, cache, mask[..., : past + 2], None)
+        made = passes.run_pass("layers", baked(past), cache, (x,), ((1,),), 2)
         assert (made is None) == (past > 8)
-        given = (made or layers(x))[0]
+        given = (made or baked(past)(None, x))[0]
         assert torch.equal(given, x + past)
         cache.commit(1)
     assert passes.fallbacks == {SOMETHING_ELSE: 3} and not passes.graphs
 
 
 def baked(past: int) -> Callable[..., tuple[torch.Tensor]]:
-    """Layers that add a number which the host has."""
-    return lambda x, *_: (x + past,)
+    """A pass that adds a number which the host has."""
+    return lambda _, x: (x + past,)
 
 
 @torch.inference_mode()
 def test_what_was_recorded_of_a_drafter_that_is_gone_goes_with_it() -> None:
     target = tiny_target("llama", words=61)
-    passes = target.runner = CudaGraphRunner(frozen, WIDTHS)
+    passes = target.graphs = CudaGraphRunner(frozen, WIDTHS)
     for name, shape in (("medusa", "tree"), ("eagle", "auto"), ("ss", "default"), ("dflash", "default")):
         test_instances = registry.method_class(name).test_instances(target)
         decoder = test_instances.get(shape, next(iter(test_instances.values())))()
@@ -177,7 +174,7 @@ def test_what_was_recorded_of_a_drafter_that_is_gone_goes_with_it() -> None:
 def test_recordings_over_memory_that_a_cache_has_no_longer_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graphs, "BLOCK", 8)
     target = tiny_target("llama", words=61)
-    passes = target.runner = CudaGraphRunner(run_eagerly, (1, 4))
+    passes = target.graphs = CudaGraphRunner(run_eagerly, (1, 4))
     cache = target.request_cache(20, grows=True)
     target.prefill(torch.tensor([PROMPTS[0]]), cache)
     first, capacity = cache.keys[0], cache.capacity
@@ -198,7 +195,7 @@ def passes_of(target: Target) -> CudaGraphRunner:
 @torch.inference_mode()
 def test_a_pass_is_made_once_for_all_steps_of_a_width_and_a_block_of_keys() -> None:
     target = tiny_target("llama", words=61)
-    target.runner = CudaGraphRunner(run_eagerly, WIDTHS)
+    target.graphs = CudaGraphRunner(run_eagerly, WIDTHS)
     decoder = registry.method_class("ar").test_instances(target)["default"]()
     for made, tried in ((1, 2), (1, 2), (1, 2)):  # it is proven twice
         generate(decoder, PROMPTS[0], StopParams(30), SamplingParams())
@@ -208,7 +205,7 @@ def test_a_pass_is_made_once_for_all_steps_of_a_width_and_a_block_of_keys() -> N
 def test_the_table_of_rotary_embeddings_stays_up_to_the_end_of_the_context() -> None:
     """Graphs read it; streams look ahead of the context."""
     target = tiny_target("llama", words=61)
-    target.runner, table = CudaGraphRunner(run_eagerly), target._rotary
+    target.graphs, table = CudaGraphRunner(run_eagerly), target._rotary
     decoder = next(iter(registry.method_class("ss").test_instances(target).values()))()
     found = generate(decoder, [5, 9, 7] * (CONTEXT // 3 - 3), StopParams(40), SamplingParams())
     assert found.finish == "context" and target._rotary is table
@@ -217,9 +214,8 @@ def test_the_table_of_rotary_embeddings_stays_up_to_the_end_of_the_context() -> 
 @torch.inference_mode()
 def test_prompts_are_not_replayed_and_not_counted() -> None:
     passes = CudaGraphRunner(lambda one: pytest.fail("it was recorded"))
-    rows = torch.randn(1, 40, 16)
-    for cache in (tiny_target("llama", words=61).new_cache(CONTEXT), None):
-        assert passes.run("name", lambda *_: (), rows, 0, cache, None, None) is None
+    cache = tiny_target("llama", words=61).new_cache(CONTEXT)
+    assert passes.run_pass("name", lambda *_: (), cache, (torch.randn(1, 40, 16),), ((1,),), 40) is None
     assert not passes.fallbacks and not passes.n_capture_attempts
 
 
@@ -231,11 +227,10 @@ def test_a_function_of_tensors_is_recorded_once_for_each_form_of_them() -> None:
         asked.append(len(a))
         return (a + b,)
 
-    kept = [passes.call("sum", added, torch.full((n,), float(n)), torch.arange(float(n)))[0] for n in (2, 3, 2, 3)]
-    assert [out.tolist() for out in kept] == [[2.0, 3.0], [3.0, 4.0, 5.0]] * 2
+    for n in (2, 3, 2, 3):
+        found = called(passes, "sum", added, torch.full((n,), float(n)), torch.arange(float(n)))
+        assert found.tolist() == [n + i for i in range(n)]
     assert asked == [2, 2, 3, 3] and passes.n_captures == 2, "each form is recorded and proven once"
-    again = passes.call("sum", added, torch.zeros(2), torch.zeros(2))[0]
-    assert again.tolist() == [0.0, 0.0] and kept[0].tolist() == [2.0, 3.0], "what was given before stays"
 
 
 @torch.inference_mode()
@@ -243,14 +238,14 @@ def test_the_stand_in_for_a_graph_freezes_what_the_host_decides_and_forbids_look
     passes, host = CudaGraphRunner(frozen), [1.0]
     for n in (1.0, 2.0):
         host[0] = n
-        assert passes.call("baked", lambda x: (x + host[0],), torch.zeros(1))[0].item() == 1.0
+        assert called(passes, "baked", lambda x: (x + host[0],), torch.zeros(1)).item() == 1.0
     looks: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor]]] = {
         "item": lambda x: (x + x.sum().item(),),
         "where": lambda x: (x[x > 0],),
         "nonzero": lambda x: (x.nonzero(),),
     }
     for name, look in looks.items():
-        assert torch.equal(passes.call(name, look, torch.ones(1))[0], look(torch.ones(1))[0])
+        assert torch.equal(called(passes, name, look, torch.ones(1)), look(torch.ones(1))[0])
     reported = "passes that cannot be captured (RuntimeError: operation not permitted when stream is capturing: a look"
     assert passes.fallbacks.total() == len(looks) and all(why.startswith(reported) for why in passes.fallbacks)
 
@@ -267,7 +262,7 @@ def test_what_cannot_be_recorded_is_run_eagerly_and_not_tried_again() -> None:
             raise RuntimeError("operation not supported\nmore")
         return one
 
-    target.runner = CudaGraphRunner(of_the_model_alone, WIDTHS)
+    target.graphs = CudaGraphRunner(of_the_model_alone, WIDTHS)
     for _ in range(2):
         again = generate(decoder, PROMPTS[0], StopParams(12), SamplingParams())
         assert again.tokens == eager
@@ -278,7 +273,7 @@ def test_what_cannot_be_recorded_is_run_eagerly_and_not_tried_again() -> None:
 @torch.inference_mode()
 def test_a_drafts_passes_are_replayed_and_counted_with_those_of_its_target() -> None:
     target = tiny_target("llama", words=61)
-    passes = target.runner = CudaGraphRunner(frozen, WIDTHS)
+    passes = target.graphs = CudaGraphRunner(frozen, WIDTHS)
     for shape in ("chain", "tree"):
         decoder: Any = registry.method_class("sd").test_instances(target)[shape]()
         before = passes.n_captures
@@ -296,7 +291,7 @@ def test_a_pass_is_made_again_when_the_cache_takes_other_memory() -> None:
     target = tiny_target("llama", words=61)
     decoder = registry.method_class("ar").test_instances(target)["default"]()
     eager = generate(decoder, PROMPTS[0], StopParams(8), SamplingParams()).tokens
-    target.runner = CudaGraphRunner(run_eagerly, WIDTHS)
+    target.graphs = CudaGraphRunner(run_eagerly, WIDTHS)
     for most, made in ((8, 1), (8, 1), (CONTEXT, 2), (8, 2)):  # a longer request takes a larger cache
         assert generate(decoder, PROMPTS[0], StopParams(most), SamplingParams()).tokens[:8] == eager
         assert passes_of(target).n_captures == made
@@ -309,7 +304,7 @@ def test_a_pass_is_made_again_when_the_cache_takes_other_memory() -> None:
 @torch.inference_mode()
 def test_more_rows_than_a_method_states_are_an_error_there_too() -> None:
     target = tiny_target("llama", words=61)
-    target.runner = CudaGraphRunner(run_eagerly, WIDTHS)
+    target.graphs = CudaGraphRunner(run_eagerly, WIDTHS)
     cache = target.request_cache(12)
     target.prefill(torch.tensor([PROMPTS[0]]), cache)
     cache.set_limit(10)
@@ -329,7 +324,7 @@ def test_a_pass_that_cannot_be_replayed_is_counted_by_its_reason_and_gives_the_s
     target = tiny_target("llama", words=61)
     wide, narrow = [DraftTree.from_parents(torch.tensor([4, 5, 6, 7, 8])[:n], [-1, 0, 0, 1, 1][:n]) for n in (5, 3)]
     expected = [target.forward_tree(tree, prompted(target, 600)).logits for tree in (wide, narrow)]
-    target.runner = CudaGraphRunner(run_eagerly, (1, 4))
+    target.graphs = CudaGraphRunner(run_eagerly, (1, 4))
     roomy, tight = prompted(target, 600), prompted(target, 20)
     assert not passes_of(target).fallbacks  # prompts are not steps
     given = [target.forward_tree(wide, roomy).logits, target.forward_tree(narrow, tight).logits]
@@ -342,49 +337,42 @@ def test_a_pass_that_cannot_be_replayed_is_counted_by_its_reason_and_gives_the_s
 @torch.inference_mode()
 def test_passes_that_take_no_rows_in_addition_may_have_more_than_the_widest_of_the_others() -> None:
     passes, cache = CudaGraphRunner(run_eagerly, (1, 4)), prompted(tiny_target("llama", words=61), 600)
-    x, mask = torch.ones(1, 9, 16), torch.zeros(1, 1, 9, 9 + len(PROMPTS[0]))
-    made = passes.run("streams", lambda x, *_: (x + 1,), x, 0, cache, mask, None, pad=False)
+    x = torch.ones(1, 9, 16)
+    made = passes.run_pass("streams", lambda _, x: (x + 1,), cache, (x,), (), 9, rows=9)
     assert made is not None and torch.equal(made[0], x + 1)
-    assert passes.run("layers", lambda x, *_: (x + 1,), x, 0, cache, mask, None) is None
+    assert passes.run_pass("layers", lambda _, x: (x + 1,), cache, (x,), ((1,),), 9) is None
     assert passes.fallbacks == {"more than 4 rows": 1}
 
 
 @torch.inference_mode()
 def test_rows_of_a_pass_that_are_not_finite_stay_in_no_later_one() -> None:
     target = tiny_target("llama", words=61)
-    target.runner = CudaGraphRunner(run_eagerly, (4,))
+    target.graphs = CudaGraphRunner(run_eagerly, (4,))
     cache = prompted(target, 600)
-    rows, rotary = torch.randn(1, 3, target.config.hidden_size), target.rotary(torch.arange(8, 11)[None])
-    two = (rows[:, :2], 0, target.n_layers, cache, target.causal_mask(2, 8), tuple(part[:, :2] for part in rotary))
-    (expected,) = target.run(*two)
+    rows = torch.randn(1, 3, target.config.hidden_size)
+
+    def chain(current: AnyPass, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        places = torch.arange(x.shape[1])
+        mask, rotary = current.mask(places[:, None] >= places), current.rotary(current.positions(places))
+        return current.run(x, 0, target.n_layers, mask, rotary)
+
+    def result(x: torch.Tensor) -> torch.Tensor:
+        return target.run_pass(("chain",), chain, cache, (x,), ((1,),), x.shape[1], 11)[0].clone()
+
+    expected = result(rows[:, :2])
     for x in (rows, torch.full_like(rows, torch.nan)):
-        target.run(x, 0, target.n_layers, cache, target.causal_mask(3, 8), rotary)
-    (again,) = target.run(*two)
-    assert torch.equal(again, expected)
+        result(x)
+    assert (
+        torch.equal(result(rows[:, :2]), expected) and passes_of(target).n_captures and not passes_of(target).fallbacks
+    )
     assert all(kept_here[:, :, 8:].isfinite().all() for kept_here in cache.memory_of(0))
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"x": torch.zeros(2, 3, 16), "mask": torch.zeros(1, 1, 3, 11)}, "rows of several requests"),
-        ({}, "several rows without a mask"),
-        ({"mask": torch.zeros(1, 1, 3, 11), "rotary": {}}, "positions of another form"),
-    ],
-)
-@torch.inference_mode()
-def test_every_form_that_is_declined_has_its_word(change: dict[str, Any], why: str) -> None:
-    passes, cache = CudaGraphRunner(run_eagerly, WIDTHS), prompted(tiny_target("llama", words=61), 600)
-    asked = {"x": torch.zeros(1, 3, 16), "layer": 0, "cache": cache, "mask": None, "rotary": None} | change
-    assert passes.run("name", lambda *_: pytest.fail("it was recorded"), **asked) is None
-    assert passes.fallbacks == {why: 1}
 
 
 @torch.inference_mode()
 def test_streams_that_see_few_tokens_are_counted_step_by_step() -> None:
-    """Such a pass never reaches `StaticPasses.run`. The lower layers of the same steps are replayed."""
+    """The pass of such a step runs eagerly; the draft is replayed."""
     target = tiny_target("llama", words=61)
-    target.runner = CudaGraphRunner(run_eagerly)
+    target.graphs = CudaGraphRunner(run_eagerly)
     decoder = registry.method_class("ss").test_instances(target)["top-p"]()
     steps = len(generate(decoder, PROMPTS[0], StopParams(12), SamplingParams()).steps)
     why = "stream_attention_top_p"
@@ -394,13 +382,13 @@ def test_streams_that_see_few_tokens_are_counted_step_by_step() -> None:
 def test_passes_of_a_training_are_not_counted() -> None:
     passes, cache = CudaGraphRunner(run_eagerly, WIDTHS), prompted(tiny_target("llama", words=61), 600)
     for kept_here in (cache, None):
-        assert passes.run("name", lambda *_: (), torch.zeros(1, 300, 16), 0, kept_here, None, None) is None
+        assert passes.run_pass("name", lambda *_: (), kept_here, (torch.zeros(1, 300, 16),), ((1,),), 300) is None
     assert not passes.fallbacks
 
 
 def test_a_run_states_which_passes_were_run_eagerly(tmp_path: Path) -> None:
     target = load_model("lab", dtype="float32")
-    target.runner = CudaGraphRunner(run_eagerly, (1, 4))
+    target.graphs = CudaGraphRunner(run_eagerly, (1, 4))
     found = run(
         "medusa[nodes=6]", model=target, warmup=0, limit=1, tasks="qa", max_new_tokens=8, telemetry=0,
         record_drafts="0", out=tmp_path / "run",
@@ -598,7 +586,7 @@ def test_rows_that_are_kept_by_numbers_on_the_device_are_those_of_the_list(layer
 @torch.inference_mode()
 def test_numbers_that_are_not_finite_stay_in_no_later_request() -> None:
     target = tiny_target("llama", words=61)
-    target.runner = CudaGraphRunner(run_eagerly, WIDTHS)
+    target.graphs = CudaGraphRunner(run_eagerly, WIDTHS)
     decoder = registry.method_class("ar").test_instances(target)["default"]()
     expected = generate(decoder, PROMPTS[0], StopParams(8), SamplingParams()).tokens
     assert target._cache is not None
@@ -621,7 +609,7 @@ def test_a_drafters_numbers_that_are_not_finite_stay_in_no_later_request(
     Which shape drafts does not matter to what is dropped: of those the first is enough.
     """
     target, cached = tiny_target("llama", words=61), 0
-    target.runner = CudaGraphRunner(run_eagerly, WIDTHS)
+    target.graphs = CudaGraphRunner(run_eagerly, WIDTHS)
     shapes = list(registry.method_class(name).test_instances(target).items())
     for label, make in shapes if THOROUGH and not broken_off else shapes[:1]:
         decoder = make()
@@ -645,7 +633,7 @@ def test_an_answer_during_which_a_pass_was_recorded_is_given_again(
 ) -> None:
     """Nothing warms up here. A method that remembers prompts would answer from memory: it is marked instead."""
     target = load_model("lab", dtype="float32")
-    target.runner = CudaGraphRunner(run_eagerly, WIDTHS)
+    target.graphs = CudaGraphRunner(run_eagerly, WIDTHS)
     made: list[str] = []
     own = RequestRunner.answer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -95,14 +96,14 @@ def test_what_most_wait_for_is_served_first_and_a_step_last() -> None:
 def test_what_fails_within_a_shared_pass_fails_for_those_in_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of three requests are in a pass that breaks; the third, and one that comes later, are answered."""
     decoder = made("llama", "ar", "default")()
-    target, layers = decoder.target, decoder.target._layers
+    target, layers = decoder.target, decoder.target.run
 
-    def broken(lo: int, hi: int, wanted: tuple[int, ...], x: torch.Tensor, *rest: object) -> object:
+    def broken(x: torch.Tensor, *rest: Any) -> object:
         if x.shape[1] == 7:  # the prompts of the first two
             raise RuntimeError("out of memory")
-        return layers(lo, hi, wanted, x, *rest)  # type: ignore[arg-type]
+        return layers(x, *rest)
 
-    monkeypatch.setattr(target, "_layers", broken)
+    monkeypatch.setattr(target, "run", broken)
     found = together(
         decoder, [BatchRequest(p, StopParams(4), SamplingParams()) for p in ([5, 6, 7], [5, 6, 7, 8], [5, 9])], 2
     )

@@ -55,7 +55,7 @@ def test_every_method_passes_the_checks_where_steps_are_replayed(name: str, monk
     def replayed(*given: Any, **options: Any) -> Target:
         target = tiny_target(*given, **options)
         if not target.no_graph_reason:
-            target.runner = CudaGraphRunner(run_eagerly)
+            target.graphs = CudaGraphRunner(run_eagerly)
         return target
 
     monkeypatch.setattr(kit, "tiny_target", replayed)

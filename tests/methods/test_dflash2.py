@@ -229,7 +229,7 @@ def test_the_number_format_and_replayed_passes_change_nothing_but_rounding(graph
         target = Target(tiny_model("llama").to(dtype))
         drafter = random_drafter(Target(tiny_model("llama")), **BOTH)
         decoder = DFlash(target, DFlashOptions(), drafter)
-        target.runner = CudaGraphRunner(run_eagerly) if graphs else None
+        target.graphs = CudaGraphRunner(run_eagerly) if graphs else None
         with torch.inference_mode():
             for _ in range(3):  # captured, checked, replayed
                 cache = target.request_cache(300)

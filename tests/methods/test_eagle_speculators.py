@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from specbench_ss.engine.decoder import DecodeState
+from specbench_ss.engine.forward import EagerPass
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams
-from specbench_ss.engine.target import EagerPass, Target
+from specbench_ss.engine.target import Target
 from specbench_ss.methods._shared.drafter_network import input_levels
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.block_drafters.decode import DFlash, DFlashOptions

@@ -13,9 +13,10 @@ from scipy.stats import kstest
 from torch import Tensor
 
 from specbench_ss.engine.decoder import DecodeState
+from specbench_ss.engine.forward import EagerPass
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams
-from specbench_ss.engine.target import EagerPass, Target
+from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.eagle.decode import DynamicOptions, Eagle, Eagle2, Eagle3, Eagle3Options, EagleOptions
 from specbench_ss.methods.eagle.train import (

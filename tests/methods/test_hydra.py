@@ -196,7 +196,7 @@ def test_the_prefix_layer_reads_all_that_was_accepted() -> None:
     with torch.inference_mode():
         whole = target.prefill(ids, target.new_cache(64), every=True).hidden_states[FINAL][:, : states.shape[1]]
         layer, places = decoder.heads.prefix, torch.arange(states.shape[1])[None]  # type: ignore[attr-defined]
-        alone = layer(whole, None, [None], layer.rotary(places, states.shape[1], whole.dtype))[0, -1:]
+        alone = layer(whole, None, None, layer.rotary(places, states.shape[1], whole.dtype))[0, -1:]
     torch.testing.assert_close(states, whole, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(decoder.prefix_state, alone, atol=1e-4, rtol=1e-4)  # type: ignore[attr-defined]
 

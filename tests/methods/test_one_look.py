@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from specbench_ss.engine import cuda_graphs
-from specbench_ss.engine.cuda_graphs import CudaGraphRunner, Replay, TensorInputs, run_eagerly
+from specbench_ss.engine.cuda_graphs import CudaGraphRunner, Replay, run_eagerly
 from specbench_ss.engine.decoder import Decoder, DecodeState, _members, models_of
 from specbench_ss.engine.generate import StopParams, gather_offsets, generate
 from specbench_ss.engine.kv_cache import Cache
@@ -122,7 +122,7 @@ def test_no_step_looks_at_the_device_before_it_verifies(
     monkeypatch.setattr(cuda_graphs, "same", lambda *given: True)
     for label, make in shapes(name, target).items():
         decoder = make()
-        passes = decoder.target.runner = CudaGraphRunner(replay) if replay else None
+        passes = decoder.target.graphs = CudaGraphRunner(replay) if replay else None
         if (name, label) in LOOKS:
             with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
                 two_steps(decoder)
@@ -137,7 +137,7 @@ def test_the_same_request_again_is_made_over_the_same_memory(name: str) -> None:
     target = tiny_target("llama", words=61)
     for label, make in instances(name, target).items():
         decoder = make()
-        passes = decoder.target.runner = CudaGraphRunner(run_eagerly)
+        passes = decoder.target.graphs = CudaGraphRunner(run_eagerly)
         seen = []
         for _ in range(3):
             tokens = generate(decoder, PROMPT, StopParams(24), SamplingParams()).tokens
@@ -150,12 +150,7 @@ def places(passes: CudaGraphRunner) -> list[int]:
     """Return the addresses of all recordings' buffers, and of the memory that they write."""
     found = []
     for kept in passes.graphs.values():
-        buffers: Any = kept.buffers
-        inputs = (
-            buffers.buffers
-            if isinstance(buffers, TensorInputs)
-            else (getattr(buffers, "past", None), getattr(buffers, "x", None))
-        )
+        inputs = (kept.buffers.past, *kept.buffers.tensors)
         found += [one.data_ptr() for one in (*inputs, *(kept.memory[0] if kept.memory else ())) if one is not None]
     found += [one.data_ptr() for outputs in passes.outputs.values() for one in outputs]
     return sorted(found)

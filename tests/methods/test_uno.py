@@ -16,9 +16,10 @@ from torch import Tensor
 from specbench_ss import generate, load_method
 from specbench_ss.engine.costs import bytes_read, drafter_shape
 from specbench_ss.engine.decoder import DecodeState
+from specbench_ss.engine.forward import EagerPass
 from specbench_ss.engine.layers import cpu
 from specbench_ss.engine.sampling import SamplingParams
-from specbench_ss.engine.target import EagerPass, Target
+from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.engine.verify import LazyTargetProbs, candidates, offers, verifies_as_block, verify_sampled
 from specbench_ss.errors import UserError
