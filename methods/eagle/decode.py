@@ -181,9 +181,10 @@ class EagleDecoder(FeatureDecoder):
 
         visible: bool [k, drafted slots so far + k]. level: 0 for the root's children.
         """
-        cos, sin = (x[:, level : level + 1] for x in rotary)
+        cos, sin = rotary
+        at_level = cos[:, level : level + 1], sin[:, level : level + 1]
         first = visible.shape[1] - len(tokens)
-        out = self._run(current, tokens, states, current.mask(visible), (cos, sin), first)
+        out = self._run(current, tokens, states, current.mask(visible), at_level, first)
         current.commit(len(tokens))
         return out
 

@@ -248,8 +248,8 @@ class Streams(nn.Module):
         """
         if pack is None or not torch.is_inference_mode_enabled():
             return {}
-        weights = [p for name, p in self._parameters.items() if name in PACKED and p is not None]
-        version = (pack, *((w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights))
+        weights = [w for name in PACKED if (w := self._parameters.get(name)) is not None]
+        version = pack, [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights]
         if version != self.version:
             pairs: dict[int | None, tuple[Tensor, Tensor]] = {}
             if self.config.init_rank:
@@ -341,6 +341,29 @@ class Streams(nn.Module):
         mixed = (at[..., None] * 40503 + stream * 30011) % 65537  # pseudo-random in position and stream
         return tokens.masked_fill((mixed % 2 == 1) & (stream > 0), -1)  # the root is never masked
 
+    def run_layer(
+        self,
+        layer: int,
+        block: Block,
+        x: Tensor,
+        layout: Layout,
+        cache: Any,
+        mask: Tensor | None,
+        rotary: Any,
+        packed: PackedPairs = UNPACKED,
+    ) -> Tensor:
+        """Run rows x [B, r, h] through the layer-th MSA layer: [B, r, h]."""
+        if layout.stream_top_p:
+            return self.pass_layer(layer, block, x, layout.mains, block.attend_by_torch(x, cache, mask, rotary), packed)
+        if not self.config.adapter_rank:
+            return block(x, cache, mask, rotary)
+        if (native := self._native(layer, block, x, packed)) is not None:
+            replaced = not self.config.keep_mlp
+            out = native.run(native.kernels.layer, x, cache, mask, rotary, layout.mains, replaced)
+            if out is not None:
+                return out
+        return self.pass_layer(layer, block, x, layout.mains, block.attend(x, cache, mask, rotary), packed)
+
     def pass_layer(
         self, layer: int, block: Block, x: Tensor, mains: int, attended: Tensor, packed: PackedPairs = UNPACKED
     ) -> Tensor:
@@ -369,8 +392,10 @@ class Streams(nn.Module):
         windowed = partial(windowed_as_main_rows, target, layout.mains) if same else target.windowed
 
         def layers(x: Tensor, cache: Any, mask: Tensor, rotary: Any) -> Tensor:
-            upper = enumerate(target.family.blocks[lo:], start=lo)
-            masks = [windowed(mask, block.window, x.shape[1], cache, i) for i, block in upper]
+            masks: list[Tensor | None] = [mask] * self.config.n_msa_layers
+            if any(target.windows):
+                upper = enumerate(target.family.blocks[lo:], start=lo)
+                masks = [windowed(mask, block.window, x.shape[1], cache, i) for i, block in upper]
             return run_masked(target, self, x, layout, cache, masks, rotary)
 
         if layout.stream_top_p or not layout.mains:  # concurrent requests do not share them
@@ -422,11 +447,10 @@ def run_masked(
     packed = streams.packed(target.prepack)
     with top_p(target, layout) if layout.stream_top_p else nullcontext():
         for layer, (block, mask) in enumerate(zip(target.family.blocks[-c.n_msa_layers :], masks, strict=True)):
-            x = target.to_layer_device(x, layer - c.n_msa_layers)
-            attend = block.attend_by_torch if layout.stream_top_p else block.attend
-            attended = attend(x, cache, mask, rotary)
-            x = streams.pass_layer(layer, block, x, layout.mains, attended, packed)
-    return target.to_layer_device(x)
+            if target.is_multi_device:
+                x = target.to_layer_device(x, layer - c.n_msa_layers)
+            x = streams.run_layer(layer, block, x, layout, cache, mask, rotary, packed)
+    return target.to_layer_device(x) if target.is_multi_device else x
 
 
 CHUNK = 4096  # tokens embedded at a time

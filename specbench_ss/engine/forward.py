@@ -84,7 +84,7 @@ class EagerPass:
             first: where the rows begin behind the cached ones, if `commit` was called for those before them.
             pad: concurrent requests may differ in n.
         """
-        return layers(*inputs, self.rows(inputs[0].shape[1], first), mask, rotary)
+        return layers(*inputs, self.cache, mask, rotary)
 
     def rows(self, n: int, first: int = 0) -> Any:
         """Return the cache for layers that write n rows; n and `first` as of `layers`."""

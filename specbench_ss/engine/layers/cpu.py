@@ -117,10 +117,11 @@ def _load() -> tuple[Kernels | None, str]:
     if library is None:
         return None, f"{file} cannot be loaded"
     library.ssbench_linear.argtypes = [_INT, _POINTER, _INT, _POINTER, _POINTER, _INT, _LONG, _POINTER, _INT]
-    library.ssbench_attend.argtypes = library.ssbench_layer.argtypes = [
+    library.ssbench_attend.argtypes = [
         _INT, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG, _POINTER,
         _INT, _INT,
     ]  # fmt: skip
+    library.ssbench_layer.argtypes = [*library.ssbench_attend.argtypes, _INT, _INT]
     library.ssbench_mlp.argtypes = [_INT, _POINTER, _POINTER, _INT, _POINTER, _INT, _INT, _INT]
     library.ssbench_packed_size.argtypes = [_INT, _LONG, _INT]
     library.ssbench_packed_size.restype = _LONG
@@ -288,7 +289,13 @@ class NativeLayer:
         return self._of(layer, down, up)
 
     def run(
-        self, kernel: Any, x: Tensor, cache: Any, mask: Tensor | None, rotary: tuple[Tensor, Tensor] | None
+        self,
+        kernel: Any,
+        x: Tensor,
+        cache: Any,
+        mask: Tensor | None,
+        rotary: tuple[Tensor, Tensor] | None,
+        *adapter: int,
     ) -> Tensor | None:
         """Run `kernels.attend`, attention's contribution to x [1, q, h], or `kernels.layer`, the whole layer.
 
@@ -298,6 +305,7 @@ class NativeLayer:
         Args:
             mask: additive [1, 1, q, past + q], or None: what `causal` states.
             rotary: cos and sin, [1, q, d] or [1, 1, d] for all rows.
+            adapter: of the whole layer, as `adapter_start` and `replace_mlp` of `mlp`.
         """
         batch, q, _ = x.shape
         if rotary is None or batch != 1 or getattr(type(cache), "update", None) is not Cache.update:
@@ -318,7 +326,7 @@ class NativeLayer:
         kernel(
             self.pair, self.layer, x.data_ptr(), q, out.data_ptr(), keys.data_ptr(), values.data_ptr(), keys.stride(1),
             past, cos.data_ptr(), sin.data_ptr(), turn, 0 if mask is None else mask.data_ptr(), self.causal,
-            torch.get_num_threads(),
+            torch.get_num_threads(), *adapter,
         )  # fmt: skip
         return out
 

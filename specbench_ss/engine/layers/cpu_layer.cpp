@@ -691,7 +691,7 @@ void attend(
 inline float silu(float v, float decay) { return v >= 0 ? v / (1.0f + decay) : v * decay / (1.0f + decay); }
 
 // adapter_start: the first row with the adapter, which is added to the MLP or replaces it. residual: add x, which may be
-// y; only without an adapter.
+// y.
 template <class X, class W>
 void mlp(
     const Layer& w, const void* x_, int q, void* y_, int adapter_start, bool replace_mlp, int threads, bool residual) {
@@ -757,18 +757,25 @@ void mlp(
         }
         phase.end();
         shrink<X, W>(w.lora[3], active, inner, q, low, phase);
-        auto last = [&](int r, long n, float v) {
-            const S out = X::put(biased<X>(v, w.down_bias, n));
+        auto add = [&](int r, long n, S out) {
             y[(long)r * h + n] = residual ? X::put(X::get(x[(long)r * h + n]) + X::get(out)) : out;
         };
 #pragma omp for schedule(dynamic, at_a_time(h)) nowait
         for (long p = 0; p < panels(h); p++) {
+            float adapted[MOST_TOKENS * PANEL];
+            if (adapter_rows)
+                product<X, W>(low, rank, adapter_rows, w.adapter.up, rank, h, p, [&](int r, long n, float v) {
+                    if (replace_mlp)
+                        add(adapter_start + r, n, X::put(v));
+                    else
+                        adapted[r * PANEL + n - p * PANEL] = X::get(X::put(v));
+                });
+            auto last = [&](int r, long n, float v) {
+                S out = X::put(biased<X>(v, w.down_bias, n));
+                if (r >= adapter_start) out = X::put(X::get(out) + adapted[(r - adapter_start) * PANEL + n - p * PANEL]);
+                add(r, n, out);
+            };
             product<X, W>(active, inner, mlp_rows, w.down, inner, h, p, last, &w.lora[3], low);
-            if (!adapter_rows) continue;
-            product<X, W>(low, rank, adapter_rows, w.adapter.up, rank, h, p, [&](int r, long n, float v) {
-                S& sum = y[(long)(adapter_start + r) * h + n];
-                sum = replace_mlp ? X::put(v) : X::put(X::get(sum) + X::get(X::put(v)));
-            });
         }
         phase.end();
     }
@@ -828,13 +835,15 @@ void ssbench_attend(
         *w, x, q, y, keys, values, stride, past, cos, sin, turn, mask, causal, threads, false)))
 }
 
-// The same, then the MLP, with both residual connections: x [q, hidden] -> y [q, hidden].
+// The same, then the MLP, with both residual connections: x [q, hidden] -> y [q, hidden]. From row `adapter_start` on
+// the adapter is added to the MLP, or replaces it.
 void ssbench_layer(
     int pair, const Layer* w, const void* x, int q, void* y, void* keys, void* values, long stride, long past,
-    const void* cos, const void* sin, long turn, const void* mask, int causal, int threads) {
+    const void* cos, const void* sin, long turn, const void* mask, int causal, int threads, int adapter_start,
+    int replace_mlp) {
     FOR_PAIR(pair, (attend<X, W>(
         *w, x, q, y, keys, values, stride, past, cos, sin, turn, mask, causal, threads, true)))
-    FOR_PAIR(pair, (mlp<X, W>(*w, y, q, y, q, false, threads, true)))
+    FOR_PAIR(pair, (mlp<X, W>(*w, y, q, y, adapter_start, replace_mlp, threads, true)))
 }
 
 // RMSNorm of x [rows, h] with a weight [h] -> y.

@@ -124,7 +124,7 @@ class NativeBlock(FusedBlock):
         """Run the whole layer: [B, q, h] -> [B, q, h]."""
         native = self.native
         if native.has_mlp and torch.is_inference_mode_enabled():
-            out = native.run(native.kernels.layer, x, cache, mask, rotary)
+            out = native.run(native.kernels.layer, x, cache, mask, rotary, x.shape[1], False)
             if out is not None:
                 return out
         return Block.__call__(self, x, cache, mask, rotary)

@@ -58,18 +58,14 @@ class PrepackedLinear:
                     _FP16_COPIES.add(self)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the product."""
-        if self.native is not None and self._fits(x):
-            return self.native(x)
+        """Return the product. The kernel checks nothing itself; torch reports errors."""
+        weight, rows = self.weight, x.shape[:-1].numel()
+        few = x.ndim > 1 and 0 < rows <= self.most and x.shape[-1] == weight.shape[1]
+        if few and x.dtype == weight.dtype and x.device == weight.device and torch.is_inference_mode_enabled():
+            return self.native(x)  # type: ignore[misc]  # `most` is 0 without a kernel
         if x.ndim == 3 and len(x) == 1:  # torch would treat a slice of rows as a batch and copy a bfloat16 weight
             return F.linear(x[0], self.weight, self.bias)[None]
         return F.linear(x, self.weight, self.bias)
-
-    def _fits(self, x: Tensor) -> bool:
-        """Return True if the kernel, which checks nothing itself, can read x; torch reports other errors."""
-        few = x.ndim > 1 and 0 < x.shape[:-1].numel() <= self.most
-        like = x.dtype == self.weight.dtype and x.device == self.weight.device and x.shape[-1] == self.weight.shape[1]
-        return few and like and torch.is_inference_mode_enabled()
 
 
 def packing(weight: Tensor, weights_bytes: int, fp16_weights: bool) -> PackedDtype:
