@@ -30,10 +30,6 @@ class TimeIsOver(BaseException):  # noqa: N818
     """Raised by the alarm of a time limit. No Exception, so that code that catches those and continues still ends."""
 
 
-class ServingWarning(UserWarning):
-    """Warning of a drafter that vLLM serves differently; of the commands, `ssbench models check` shows it."""
-
-
 @contextmanager
 def plugin_code(what: str) -> Iterator[None]:
     """Turn anything that a plugin raises in the block into a PluginError, which begins with `what: `.

@@ -283,7 +283,6 @@ def mask_token(base: ModelInfo, embedding: Tensor) -> int:
     return int(embedding.any(-1).nonzero()[-1]) if token is None else int(token)
 
 
-def check_mask_token(token: int, base: ModelInfo, where: str = "") -> None:
-    """Raise UserError if the base has no such token. where: appended to the name, as ' in config.json'."""
-    if not 0 <= token < base.vocab_size:
-        raise UserError(f"mask_token_id{where} is {token}, the model has tokens 0 to {base.vocab_size - 1}")
+def token_problem(token: int, base: ModelInfo) -> str:
+    """Return what is wrong with a token id that the base lacks, else ''."""
+    return "" if 0 <= token < base.vocab_size else f"the model has tokens 0 to {base.vocab_size - 1}"

@@ -19,6 +19,7 @@ from specbench_ss.engine.layers.fused import FIRST, ROWS, FusedBlock, RopeCache,
 from specbench_ss.engine.layers.linear import PackedDtype, PrepackedLinear
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.methods._shared.draft_vocabulary import DraftVocabulary
+from specbench_ss.methods._shared.drafter_config import stated
 
 LENGTH_BOUND_ROPE = ("dynamic", "longrope")  # RoPE types whose frequencies depend on the sequence length
 
@@ -65,6 +66,15 @@ class VocabularyShape:
     draft_vocab: int = 0  # rows of the LM head, 0 = use the target's
     mapped: bool = False  # d2t is present
     marked: bool = False  # t2d is present
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureShape(VocabularyShape):
+    """Norms of EAGLE-3's input and first layer, named as in config.json."""
+
+    norm_before_residual: bool = stated("norm_before_residual", False)  # the normed state is added to attention
+    norm_before_fc: bool = stated("norm_before_fc", False)  # input_norm, one norm over all features
+    fc_norm: bool = stated("fc_norm", False)  # fc_norm.*, one norm for each feature
 
 
 class DrafterNetwork(nn.Module):
@@ -155,33 +165,30 @@ class DrafterNetwork(nn.Module):
 
 
 class FeatureFusion(DrafterNetwork):
-    """EAGLE-3's input: fc over hidden states of several target layers, with optional norms.
-
-    shape: has `feature_norms` (one norm per layer), `input_norm` (one norm over all), `residual_normed`.
-    """
+    """EAGLE-3's input: fc over hidden states of several target layers, with optional norms. shape: a FeatureShape."""
 
     def make_fusion(self, features: int, width: int, bias: bool) -> None:
         """Create fc and its norms for this number of features of this width."""
         hidden, eps = self.config.hidden_size, self.config.rms_norm_eps
-        if self.shape.feature_norms:
+        if self.shape.fc_norm:
             self.fc_norm = nn.ModuleList([LlamaRMSNorm(width, eps) for _ in range(features)])
-        if self.shape.input_norm:
+        if self.shape.norm_before_fc:
             self.input_norm = LlamaRMSNorm(features * width, eps)
         self.fc = nn.Linear(features * width, hidden, bias)
 
     def fuse(self, features: Sequence[Tensor]) -> Tensor:
         """Return the drafter input [B, n, h] from the hidden states of each target layer [B, n, h_t]."""
         s = self.shape
-        parts = [norm(f) for norm, f in zip(self.fc_norm, features, strict=True)] if s.feature_norms else features
+        parts = [norm(f) for norm, f in zip(self.fc_norm, features, strict=True)] if s.fc_norm else features
         x = torch.cat(tuple(parts), -1)
-        out: Tensor = self.fc(self.input_norm(x) if s.input_norm else x)
+        out: Tensor = self.fc(self.input_norm(x) if s.norm_before_fc else x)
         return out
 
     def attend_wide(self, layer: Any, tokens: Tensor, state: Tensor, cache: Any, mask: Any, rotary: Any) -> Tensor:
         """Run the first layer, whose attention reads a normed token and a normed state (2 h wide)."""
         normed, block = layer.hidden_norm(state), self.blocks[0]
         wide = torch.cat((layer.input_layernorm(tokens), normed), -1)
-        x = (normed if self.shape.residual_normed else state) + block.attend(wide, cache, mask, rotary)
+        x = (normed if self.shape.norm_before_residual else state) + block.attend(wide, cache, mask, rotary)
         out: Tensor = x + block.run_mlp(x)
         return out
 

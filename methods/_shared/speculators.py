@@ -1,10 +1,9 @@
-"""Drafter checkpoints: config.json of the package `speculators`, decoder-layer configurations, weights."""
+"""Reader and writer of drafter folders: config.json of the package `speculators`, decoder layers, weights."""
 
 from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,19 +14,23 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, Qwen3Config
 from transformers.activations import ACT2FN
 
-from specbench_ss import registry, user_files
+from specbench_ss import registry
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.target import FINAL
-from specbench_ss.errors import ServingWarning, UserError, did_you_mean, first_line
+from specbench_ss.errors import UserError, did_you_mean, first_line
 from specbench_ss.methods._shared.draft_vocabulary import VOCAB_MAPS, check_draft_vocab
-from specbench_ss.methods._shared.drafter_network import DrafterNetwork, check_rope
+from specbench_ss.methods._shared.drafter_config import optional, read_field, written
+from specbench_ss.methods._shared.drafter_network import DrafterNetwork, FeatureShape, check_rope
+from specbench_ss.methods._shared.drafting import Read
 from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.models.checkpoint import load_into, public_name, read_config, weights_in
 
 TYPE = "speculators_model_type"
 LAYER = "transformer_layer_config"
-READERS = {  # supported types, and the method that reads each
-    "eagle3": "eagle3", "peagle": "peagle", "dflash": "dflash", "dflash2": "dflash", "dspark": "dspark", "mtp": "mtp",
+TYPES = {  # supported types: the method that reads each, the architecture that is written
+    "eagle3": ("eagle3", "Eagle3DraftModel"), "peagle": ("peagle", "PEagleDraftModel"),
+    "dflash": ("dflash", "DFlashDraftModel"), "dflash2": ("dflash", "DFlash2DraftModel"),
+    "dspark": ("dspark", "DSparkDraftModel"), "mtp": ("mtp", "MTPDraftModel"),
 }  # fmt: skip
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 IGNORED = "rotary_emb.inv_freq"  # a buffer of older transformers: frequencies follow from the configuration
@@ -43,40 +46,7 @@ COUNTS = {
 }  # fmt: skip
 
 
-# -- fields of config.json -----------------------------------------------------------------------------------------
-
-
-class DrafterFields(msgspec.Struct, frozen=True):
-    """Fields that every drafter's config.json may state."""
-
-    speculators_model_type: str | None = None
-    draft_vocab_size: int | None = None
-
-
-class FeatureFields(DrafterFields, frozen=True):
-    """Fields of EAGLE-3 and P-EAGLE; layer ids are inputs of the target's layers."""
-
-    target_hidden_size: int | None = None
-    norm_before_residual: bool = False
-    norm_before_fc: bool = False
-    fc_norm: bool = False
-    eagle_aux_hidden_state_layer_ids: list[int] | None = None
-
-    def check_norms(self) -> None:
-        """Raise UserError if both alternatives are set."""
-        if self.norm_before_fc and self.fc_norm:
-            raise UserError("config.json sets norm_before_fc and fc_norm, which exclude each other")
-
-
-Fields = TypeVar("Fields", bound=DrafterFields)
-
-
-def parse(config: Mapping[str, Any], kind: type[Fields]) -> Fields:
-    """Return the fields of config.json. Raise UserError if one is missing or of another type."""
-    try:
-        return user_files.convert(dict(config), kind)
-    except ValueError as problem:
-        raise UserError(f"config.json: {problem}") from None
+# -- the drafter and its target ------------------------------------------------------------------------------------
 
 
 def check_type(config: Mapping[str, Any], *wanted: str) -> bool:
@@ -85,32 +55,81 @@ def check_type(config: Mapping[str, Any], *wanted: str) -> bool:
     if kind is None or kind in wanted:
         return kind is not None
     registered = registry.names(registry.METHODS)
-    readers = {name: method for name, method in READERS.items() if method in registered}  # type -> its method
+    readers = {name: method for name, (method, _) in TYPES.items() if method in registered}
     supported = f"supported types are {', '.join(readers)}"
     advice = f"use the method {readers[kind]}" if kind in list(readers) else supported
     raise UserError(f"config.json describes a speculator of the type {kind!r}, not {wanted[0]!r}: {advice}")
 
 
-def check_layer_ids(listed: Sequence[int], name: str, base: ModelInfo, least: int = 0, most: int | None = None) -> None:
-    """Raise UserError if a list is empty or names a layer that the base lacks, from `least` to `most`."""
+def check_sizes(*sizes: tuple[str, int, int]) -> None:
+    """Raise UserError if the drafter is for a model of other sizes. sizes: (name, the drafter's, the model's)."""
+    for name, stated, actual in sizes:
+        if stated != actual:
+            raise UserError(f"the drafter is for a model with a {name} of {stated}, the model has {actual}")
+
+
+def layer_ids(
+    config: Mapping[str, Any],
+    name: str,
+    base: ModelInfo,
+    default: Sequence[int] = (),
+    least: int = 0,
+    most: int | None = None,
+) -> tuple[int, ...]:
+    """Return a list of target layers in config.json, else the default.
+
+    Raise UserError for an empty list, and for a layer that is not `least` to `most`, by default the last one.
+    """
+    listed = optional(config, name, list[int])
+    return checked_ids(default if listed is None else listed, f"{name} in config.json", base, least, most)
+
+
+def checked_ids(
+    listed: Sequence[int], name: str, base: ModelInfo, least: int = 0, most: int | None = None
+) -> tuple[int, ...]:
+    """Return target layers. Raise UserError as `layer_ids` does."""
     if not listed:
         raise UserError(f"{name} names no layer")
     for layer in listed:
         if not least <= layer <= (base.n_layers - 1 if most is None else most):
             raise UserError(f"{name} names layer {layer}, the model has layers 0 to {base.n_layers - 1}")
+    return tuple(listed)
+
+
+class Proposal(msgspec.Struct, frozen=True):
+    """Entry of `proposal_methods` in `speculators_config`. speculative_tokens: tokens drafted in a step."""
+
+    speculative_tokens: int = 8
+
+
+class Proposals(msgspec.Struct, frozen=True):
+    """`speculators_config`."""
+
+    proposal_methods: list[Proposal] = []
+
+
+def proposed_tokens(config: Mapping[str, Any]) -> list[int]:
+    """Return the tokens drafted in a step by each proposal. Raise UserError for other types."""
+    if "speculators_config" not in config:
+        return []
+    proposals: Proposals = read_field(config, "speculators_config", Proposals)
+    return [proposal.speculative_tokens for proposal in proposals.proposal_methods]
+
+
+def norm_fields(stated: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, bool]:
+    """Return the fields of `FeatureShape` by config.json and tensors. Raise UserError if both alternatives are set."""
+    norms = {name: bool(stated.get(name)) for name in ("norm_before_residual", "norm_before_fc", "fc_norm")}
+    if norms["norm_before_fc"] and norms["fc_norm"]:
+        raise UserError("config.json sets norm_before_fc and fc_norm, which exclude each other")
+    norms["norm_before_fc"] |= "input_norm.weight" in tensors
+    norms["fc_norm"] |= any(name.startswith("fc_norm.") for name in tensors)
+    return norms
 
 
 def check_no_final(layers: Sequence[int]) -> None:
     """Raise UserError for a drafter that reads the final, normed state, which speculators' layout cannot name."""
     if FINAL in layers:
         raise UserError("speculators' layout names inputs of layers, and this drafter reads the final state")
-
-
-def check_sizes(pairs: Iterable[tuple[str, int, int]]) -> None:
-    """Raise UserError if the drafter is for a model of other sizes. pairs: (name, the drafter's, the model's)."""
-    for name, stated, actual in pairs:
-        if stated != actual:
-            raise UserError(f"the drafter is for a model with a {name} of {stated}, the model has {actual}")
 
 
 # -- decoder layers ------------------------------------------------------------------------------------------------
@@ -238,10 +257,9 @@ Network = TypeVar("Network", bound=DrafterNetwork)
 def read_network(
     method: str,
     build: Callable[[dict[str, Any], ModelInfo, dict[str, Tensor]], Network],
-    problems: Callable[[dict[str, Any], Network], Iterable[str]],
     path: Path,
     base: ModelInfo,
-    read: Callable[[Path], dict[str, Tensor]],
+    read: Read,
     stored: Callable[[str], str] = lambda name: name,
 ) -> tuple[Network, dict[str, Any]]:
     """Return the drafter of a folder and its config.json. Raise UserError naming both if it does not fit the base.
@@ -249,26 +267,29 @@ def read_network(
     Args:
         method: name for messages.
         build: returns the network by configuration and tensors, without their values.
-        problems: returns deviations of vLLM with a drafter; each becomes a ServingWarning.
         path: the folder, or a weight file in it.
         base: the model that is drafted for.
         read: returns the tensors of a folder or file; EAGLE-3's `midlayer` is renamed to `layers.0`.
         stored: returns the checkpoint's name of a network's tensor.
     """
     source, config = weights_in(path, method), read_config(path)
-    try:
+    with locating(method, source):
         named = {name.removeprefix("model."): t for name, t in read(source).items() if not name.endswith(IGNORED)}
         tensors = {re.sub(r"^midlayer\.", "layers.0.", name): tensor for name, tensor in named.items()}
         network = build(config, base, tensors)
         values = {name: t if name in VOCAB_MAPS else t.float() for name, t in tensors.items()}
         load_into(network, values, "the drafter", stored)
         check_draft_vocab(tensors, base.vocab_size)
-    except UserError as error:
-        raise UserError(f"{method}: {error} ({source})") from None
-    for problem in problems(config, network):
-        text = f"{method}: vLLM {problem} ({source})"
-        warnings.warn(text, ServingWarning, stacklevel=1)  # this line: one warning for check and load
     return network, config
+
+
+@contextmanager
+def locating(method: str, path: Path) -> Iterator[None]:
+    """Name the method and the path in every UserError of the block."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{method}: {error} ({path})") from None
 
 
 # -- writing -------------------------------------------------------------------------------------------------------
@@ -279,10 +300,6 @@ def written_config(kind: str, layer: Mapping[str, Any], tokens: int, base: Model
 
     It names the base by its hub id; lab models, local folders and files are not named.
     """
-    names = {
-        "eagle3": "Eagle3DraftModel", "peagle": "PEagleDraftModel", "dflash": "DFlashDraftModel",
-        "dflash2": "DFlash2DraftModel", "dspark": "DSparkDraftModel", "mtp": "MTPDraftModel",
-    }  # fmt: skip
     architectures = getattr(base.config, "architectures", None) or []
     proposals = {
         "algorithm": kind,
@@ -290,17 +307,11 @@ def written_config(kind: str, layer: Mapping[str, Any], tokens: int, base: Model
         "default_proposal_method": "greedy",
         "verifier": {"name_or_path": public_name(base) or None, "architectures": architectures},
     }
-    layers = {"architectures": [names[kind]], TYPE: kind, LAYER: dict(layer)}
+    layers = {"architectures": [TYPES[kind][1]], TYPE: kind, LAYER: dict(layer)}
     return {**layers, **fields, "speculators_config": proposals}
 
 
-def written_features(shape: Any, layers: Sequence[int], base: ModelInfo) -> dict[str, Any]:
-    """Return the fields of `FeatureFields` for a drafter of this shape that reads the inputs of these layers."""
-    return {
-        "draft_vocab_size": shape.draft_vocab,
-        "target_hidden_size": base.hidden_size,
-        LAYER_IDS: list(layers),
-        "norm_before_residual": shape.residual_normed,
-        "norm_before_fc": shape.input_norm,
-        "fc_norm": shape.feature_norms,
-    }
+def feature_fields(shape: FeatureShape, layers: Sequence[int], base: ModelInfo) -> dict[str, Any]:
+    """Return the fields of a drafter of EAGLE-3's kind that reads the inputs of these layers."""
+    sizes = {"draft_vocab_size": shape.draft_vocab, "target_hidden_size": base.hidden_size}
+    return {**sizes, LAYER_IDS: list(layers), **written(shape)}

@@ -206,7 +206,7 @@ class DFlash(BlockDecoder):
     size_option = "block_size"
     random: ClassVar[Callable[..., Any]] = staticmethod(dflash.random_drafter)
     read_drafter: ClassVar[Callable[..., Any]] = staticmethod(dflash.read_drafter)
-    speculators_config_of: ClassVar[Callable[..., Any]] = staticmethod(dflash.speculators_config_of)
+    speculators_config_of: ClassVar[Callable[..., Any]] = staticmethod(dflash.vllm_config_of)
     vllm: ClassVar = {"method": "dflash"}
     reduced_args, reduced_size = {"from_anchor": True}, 4
     more_instances: ClassVar = {

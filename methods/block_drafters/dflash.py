@@ -13,11 +13,11 @@ candidate selector, of the type `dflash2` in speculators' layout, and Domino's r
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -33,11 +33,20 @@ from specbench_ss.engine.target import FINAL, AnyCache, Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared import speculators
 from specbench_ss.methods._shared.draft_vocabulary import (
-    check_mask_token,
     mask_token,
     randomize_drafter,
     set_draft_vocab,
+    token_problem,
     vocabulary_fields,
+)
+from specbench_ss.methods._shared.drafter_config import (
+    finite_problem,
+    optional,
+    read_field,
+    read_stated,
+    stated,
+    within,
+    written,
 )
 from specbench_ss.methods._shared.drafter_network import DrafterNetwork, Rotary, VocabularyShape, block_of
 from specbench_ss.methods.block_drafters.convolution import BlockConvolution, inside_block
@@ -45,10 +54,16 @@ from specbench_ss.methods.block_drafters.correction import CandidateSelector, Co
 
 MOST_BLOCK = 256  # positions of a block; published drafters have at most 16
 UNSUPPORTED = ("output_multiplier", "final_logit_softcapping")  # logit transforms in z-lab's code
+LAYER_IDS = "aux_hidden_state_layer_ids"
 NON_CAUSAL = "sliding_window_non_causal"  # speculators: for sliding layers; vLLM 0.32: for all layers
+ORDER = ("draft_vocab_size", "block_size", LAYER_IDS, "mask_token_id", "sample_from_anchor", NON_CAUSAL)  # as written
 DFLASH2 = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16}  # speculators'
-PROJECTORS = (None, "dflash", "domino")  # z-lab's layout
+CONVOLUTION, SELECTOR = (*DFLASH2,)[:2], (*DFLASH2,)[2:]
 DOMINO = ("gru_hidden_dim", "emb_dim", "pure_draft_prefix_len")
+PARTS = (*DFLASH2, *DOMINO)
+NULLABLE = PARTS[:-1]  # null = absent
+TYPES = {"projector_type": str, LAYER_IDS: list[int], "target_layer_ids": list[int]}  # checked in every layout
+PROJECTORS = (None, "dflash", "domino")  # z-lab's layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,23 +99,24 @@ class BlockAttention:
         return visible if self.window is None or self.from_root else visible & (back.abs() < self.window)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shape(VocabularyShape):
     """Shape of a drafter without the sizes of its layers."""
 
-    layers: tuple[int, ...]  # target layers whose inputs are read; FINAL = the final, normed state
-    block: int  # positions of a block, the root included
-    mask_token: int
     layer_masks: tuple[BlockAttention, ...]
-    from_anchor: bool = False  # the root's position drafts too
-    scale: float = 1.0  # factor on embeddings
-    conv_kernel_size: int = 0  # taps of the layers' convolutions, 0 = there are none
-    conv_group_size: int = 0
-    selector_rank: int = 0  # 0 = there is no candidate selector
-    selector_top_k: int = 0
-    gru_hidden_dim: int = 0  # of Domino's recurrent head, 0 = there is none
-    emb_dim: int = 0
-    pure_draft_prefix_len: int = 0
+    block: int = stated("block_size")  # positions of a block, the root included
+    # target layers whose inputs are read; FINAL = the final, normed state
+    layers: tuple[int, ...] = stated("aux_hidden_state_layer_ids")
+    mask_token: int = stated("mask_token_id", check=token_problem)
+    from_anchor: bool = stated("sample_from_anchor", False)  # the root's position drafts too
+    scale: float = stated("input_embedding_scale", 1.0, check=finite_problem, always=False)  # factor on embeddings
+    conv_kernel_size: int = stated("conv_kernel_size", 0, always=False)  # taps of convolutions, 0 = there are none
+    conv_group_size: int = stated("conv_group_size", 0, always=False)
+    selector_rank: int = stated("selector_rank", 0, always=False)  # 0 = there is no candidate selector
+    selector_top_k: int = stated("selector_top_k", 0, always=False)
+    gru_hidden_dim: int = stated("gru_hidden_dim", 0, always=False)  # of Domino's recurrent head, 0 = there is none
+    emb_dim: int = stated("emb_dim", 0, always=False)
+    pure_draft_prefix_len: int = stated("pure_draft_prefix_len", 0, always=False)
 
     @property
     def first(self) -> int:
@@ -115,7 +131,7 @@ class Shape(VocabularyShape):
     def check_parts(self, hidden: int, vocab: int) -> None:
         """Raise UserError for convolutions or a correction that the target's sizes do not allow."""
         taps, group, top_k = self.conv_kernel_size, self.conv_group_size, self.selector_top_k
-        if negative := [name for name in (*DFLASH2, *DOMINO) if getattr(self, name) < 0]:
+        if negative := [name for name in PARTS if getattr(self, name) < 0]:
             raise UserError(f"{negative[0]} is {getattr(self, negative[0])}, it must be at least 0")
         if taps and (group < 1 or hidden % group):
             raise UserError(f"conv_group_size is {group}, it must divide the hidden size {hidden}")
@@ -300,7 +316,9 @@ def new_shape(
     mask = mask_token(target, target.model.get_input_embeddings().weight) if mask is None else mask
     masks = tuple(layer_masks) if layer_masks is not None else (BlockAttention(),) * draft_layers
     words: dict[str, Any] = {"draft_vocab": draft_vocab, "mapped": reduced, "marked": reduced}
-    shape = Shape(inputs, block, mask, masks, from_anchor, **words | parts)
+    shape = Shape(
+        layer_masks=masks, block=block, layers=inputs, mask_token=mask, from_anchor=from_anchor, **words | parts
+    )
     shape.check_parts(target.hidden_size, target.vocab_size)
     return shape, Qwen3Config(**speculators.new_sizes(target, draft_layers))
 
@@ -331,87 +349,54 @@ def random_drafter(
 # -- checkpoints ---------------------------------------------------------------------------------------------------
 
 
-class DFlashFields(speculators.DrafterFields, frozen=True, kw_only=True):
-    """Fields of a DFlash config.json in either layout.
+def _network(config: dict[str, Any], base: ModelInfo, tensors: dict[str, Tensor]) -> Drafter:
+    fields, parts = _fields(config)
+    layer = speculators.layer_config(config, "Qwen3", drafted=tensors)
+    shape = read_shape(Shape, fields, layer, base, tensors, parts)
+    shape.check_parts(base.hidden_size, base.vocab_size)
+    for name, tensor in (
+        ("selector_rank", "candidate_selector.predecessor_codebook"),
+        ("gru_hidden_dim", "prefix_gru.weight_hh_l0"),
+        ("emb_dim", "embed_proj.2.weight"),
+    ):
+        if name in parts:
+            check_columns(name, getattr(shape, name), tensor, tensors)
+    with speculators.describing("layers as Qwen3 has them"):
+        return Drafter(shape, Qwen3Config(**speculators.sizes_of(layer)), base.vocab_size)
 
-    Layer ids are outputs of the target's layers in z-lab's layout, inputs in speculators'.
+
+read_drafter = partial(
+    speculators.read_network, "dflash", _network, stored=lambda name: name.removeprefix("recurrent_head.")
+)  # Domino's head has no prefix in a checkpoint
+
+
+def _fields(config: dict[str, Any]) -> tuple[dict[str, Any], Collection[str]]:
+    """Return the fields of config.json, and names of those of convolutions and a correction.
+
+    Raise UserError if it describes no supported DFlash drafter.
     """
-
-    block_size: int
-    mask_token_id: int
-    target_layer_ids: list[int] | None = None
-    aux_hidden_state_layer_ids: list[int] | None = None
-    num_target_layers: int | None = None
-    sample_from_anchor: bool = False
-    sliding_window_non_causal: bool | None = None  # None: true for the type dflash2, else false
-    is_causal: bool | None = None  # z-lab's layout; None = layers with a sliding window
-    input_embedding_scale: float = 1.0
-    conv_kernel_size: int | None = None
-    conv_group_size: int | None = None
-    selector_rank: int | None = None
-    selector_top_k: int | None = None
-    projector_type: str | None = None
-    emb_dim: int | None = None
-    gru_hidden_dim: int | None = None
-    pure_draft_prefix_len: int = 0
-    shift_label: bool = False  # Domino's name of sample_from_anchor
-
-    @property
-    def parts(self) -> dict[str, int]:
-        """Return the fields of `Shape` for convolutions and a correction. Raise UserError if one is missing."""
-        kind, names = self.speculators_model_type, list[str]()
-        if kind == "dflash2":
-            stated = {name: getattr(self, name) for name in DFLASH2}
-            return {name: default if stated[name] is None else stated[name] for name, default in DFLASH2.items()}
-        if kind is not None:
-            return {}
-        names += ("conv_kernel_size", "conv_group_size") if self.conv_kernel_size else ()
-        names += ("selector_rank", "selector_top_k") if self.selector_rank else ()
-        names += DOMINO if self.projector_type == "domino" else ()
-        if missing := [name for name in names if getattr(self, name) is None]:
-            raise UserError(f"config.json lacks {missing[0]}")
-        return {name: getattr(self, name) for name in names}
-
-
-def read_fields(config: dict[str, Any]) -> DFlashFields:
-    """Return the fields of config.json. Raise UserError if it describes no supported DFlash drafter."""
     nested = config.get("dflash_config")
     if not speculators.check_type(config, "dflash", "dflash2") and not isinstance(nested, dict):
         advice = "; use the method dspark" if config.get("markov_rank") is not None else ""
         raise UserError(f"config.json describes no DFlash drafter: it has no dflash_config{advice}")
-    flat = {**config, **nested} if isinstance(nested, dict) else config
-    check_supported(flat)
-    fields = speculators.parse(flat, DFlashFields)
-    if fields.projector_type not in PROJECTORS:
-        raise UserError(f"projector_type in config.json is {fields.projector_type!r}, which is not supported")
-    if not math.isfinite(fields.input_embedding_scale):
-        raise UserError(f"input_embedding_scale in config.json is {fields.input_embedding_scale}, not finite")
-    return fields
+    fields = {**config, **nested} if isinstance(nested, dict) else config
+    fields = _without_nulls(fields)
+    if (projector := optional(fields, "projector_type", str)) not in PROJECTORS:
+        raise UserError(f"projector_type in config.json is {projector!r}, which is not supported")
+    if (kind := optional(fields, speculators.TYPE, str)) is not None:
+        defaults = DFLASH2 if kind == "dflash2" else {}
+        return {**defaults, **fields}, defaults
+    names = [*CONVOLUTION] * bool(fields.get("conv_kernel_size")) + [*SELECTOR] * bool(fields.get("selector_rank"))
+    names += DOMINO if projector == "domino" else ()
+    fields.setdefault("pure_draft_prefix_len", 0)
+    if missing := [name for name in names if name not in fields]:
+        raise UserError(f"config.json lacks {missing[0]}")
+    return fields, names
 
 
-def check_supported(config: dict[str, Any]) -> None:
-    """Raise UserError for a transform of the logits, which is not supported."""
-    if other := [name for name in UNSUPPORTED if config.get(name) is not None]:
-        raise UserError(f"config.json sets {other[0]}, which is not supported")
-
-
-def _stored_name(name: str) -> str:
-    """Return the checkpoint's name of a network's tensor: Domino's head has no prefix there."""
-    return name.removeprefix("recurrent_head.")
-
-
-def _network(config: dict[str, Any], base: ModelInfo, tensors: dict[str, Tensor]) -> Drafter:
-    fields = read_fields(config)
-    layer = speculators.layer_config(config, "Qwen3", drafted=tensors)
-    shape = Shape(**shape_fields(fields, layer, base, tensors) | fields.parts)
-    shape.check_parts(base.hidden_size, base.vocab_size)
-    if shape.selector_rank:
-        check_columns("selector_rank", shape.selector_rank, "candidate_selector.predecessor_codebook", tensors)
-    if shape.gru_hidden_dim:
-        check_columns("gru_hidden_dim", shape.gru_hidden_dim, "prefix_gru.weight_hh_l0", tensors)
-        check_columns("emb_dim", shape.emb_dim, "embed_proj.2.weight", tensors)
-    with speculators.describing("layers as Qwen3 has them"):
-        return Drafter(shape, Qwen3Config(**speculators.sizes_of(layer)), base.vocab_size)
+def _without_nulls(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields without those of parts that are null, as of a drafter without the part."""
+    return {name: value for name, value in fields.items() if value is not None or name not in NULLABLE}
 
 
 def check_columns(field: str, stated: int, name: str, tensors: dict[str, Tensor]) -> None:
@@ -421,125 +406,85 @@ def check_columns(field: str, stated: int, name: str, tensors: dict[str, Tensor]
         raise UserError(f"{field} in config.json is {stated}, {name} has {stored or 'no'} columns")
 
 
-def shape_fields(
-    fields: DFlashFields, layer: PretrainedConfig, base: ModelInfo, tensors: dict[str, Tensor]
-) -> dict[str, Any]:
-    """Return the fields of `Shape`. Raise UserError if the drafter does not fit the base."""
-    _check_fits(fields, layer, base)
-    return {
-        "layers": _inputs(fields, base),
-        "block": fields.block_size,
-        "mask_token": fields.mask_token_id,
-        "layer_masks": _layer_masks(fields, layer),
-        "from_anchor": fields.sample_from_anchor or fields.shift_label,
-        "scale": fields.input_embedding_scale,
-        **vocabulary_fields(fields.draft_vocab_size, tensors, base),
-    }
+AnyShape = TypeVar("AnyShape", bound=Shape)
 
 
-def _problems_in_vllm(config: dict[str, Any], drafter: Drafter) -> list[str]:
-    """Return deviations of vLLM 0.32 with this drafter, each with its remedy."""
-    shape = drafter.shape
-    if shape.gru_hidden_dim:
-        return ["has no recurrent head (Domino); train a drafter with --conv-kernel-size and --selector-rank"]
-    anchor = ['does not serve "sample_from_anchor": true; train a drafter without it']
-    problems = (anchor if shape.from_anchor else []) + causal_problems(config, drafter)
-    if bool(shape.conv_kernel_size) != bool(shape.selector_rank):
-        problems.append("needs both convolutions and a candidate selector; train a drafter with both or with neither")
-    missing = [name for name in DFLASH2 if config.get(name) is None]
-    if config.get(speculators.TYPE) == "dflash2" and missing:
-        problems.append(f'needs "{missing[0]}": set it to {DFLASH2[missing[0]]} in config.json')
-    return problems
+def read_shape(
+    kind: type[AnyShape],
+    fields: dict[str, Any],
+    layer: PretrainedConfig,
+    base: ModelInfo,
+    tensors: dict[str, Tensor],
+    parts: Collection[str] = (),
+) -> AnyShape:
+    """Return the shape that config.json states. Raise UserError if the drafter does not fit the base.
 
-
-read_drafter = partial(speculators.read_network, "dflash", _network, _problems_in_vllm, stored=_stored_name)
-
-
-def causal_problems(config: dict[str, Any], drafter: Drafter) -> list[str]:
-    """Return the deviations of vLLM 0.32 in the attention masks of this drafter's layers."""
-    problems, shape = [], drafter.shape
-    causal, served = {mask.causal for mask in shape.layer_masks}, not config.get(NON_CAUSAL, True)
-    if config.get(speculators.TYPE) and causal != {served}:
-        remedy = f'set "{NON_CAUSAL}" to {str(served).lower()} in config.json'
-        if len(causal) > 1:
-            remedy = f'it has one "{NON_CAUSAL}" for all layers, these need both'
-        problems.append(f"makes every layer {'causal' if served else 'bidirectional'}: {remedy}")
-    return problems
-
-
-def _check_fits(fields: DFlashFields, layer: PretrainedConfig, base: ModelInfo) -> None:
-    """Raise UserError for a drafter of another model, or with an impossible block or mask token."""
-    speculators.check_sizes((
+    parts: names of the fields that are used of those for convolutions and a correction.
+    """
+    if other := [name for name in UNSUPPORTED if fields.get(name) is not None]:
+        raise UserError(f"config.json sets {other[0]}, which is not supported")
+    for name, kind_of in TYPES.items():
+        optional(fields, name, kind_of)
+    speculators.check_sizes(
         ("hidden size", layer.hidden_size, base.hidden_size),
         ("vocabulary", layer.vocab_size, base.vocab_size),
-        ("number of layers", fields.num_target_layers or base.n_layers, base.n_layers),
-    ))  # fmt: skip
-    check_mask_token(fields.mask_token_id, base, " in config.json")
-    anchored = fields.sample_from_anchor or fields.shift_label
-    least, most = (1 if anchored else 2), min(MOST_BLOCK, base.context_length)
-    if not least <= fields.block_size <= most:
-        raise UserError(f"block_size in config.json is {fields.block_size}, it must be {least} to {most}")
+        ("number of layers", optional(fields, "num_target_layers", int) or base.n_layers, base.n_layers),
+    )
+    if fields.get(speculators.TYPE):
+        inputs = speculators.layer_ids(fields, LAYER_IDS, base, most=base.n_layers)
+    else:  # outputs, from -1 on: the embedding
+        outputs = speculators.layer_ids(fields, "target_layer_ids", base, least=-1)
+        inputs = tuple(FINAL if i == base.n_layers - 1 else i + 1 for i in outputs)
+    values = read_stated({**_without_nulls(fields), LAYER_IDS: inputs}, kind, base)
+    values["from_anchor"] |= "shift_label" in fields and read_field(fields, "shift_label", bool)  # Domino's name of it
+    values |= {name: 0 for name in PARTS if name not in parts}
+    vocabulary = vocabulary_fields(optional(fields, "draft_vocab_size", int), tensors, base)
+    shape = kind(layer_masks=_layer_masks(fields, layer), **values, **vocabulary)
+    if problem := within(shape.block, 1 + shape.first, min(MOST_BLOCK, base.context_length)):
+        raise UserError(f"block_size in config.json is {shape.block}, {problem}")
+    return shape
 
 
-def _inputs(fields: DFlashFields, base: ModelInfo) -> tuple[int, ...]:
-    """Return the target layers whose inputs are read. Raise UserError for layers that the base lacks."""
-    if fields.speculators_model_type:
-        listed = fields.aux_hidden_state_layer_ids or []
-        speculators.check_layer_ids(listed, "aux_hidden_state_layer_ids in config.json", base, most=base.n_layers)
-        return tuple(listed)
-    listed = fields.target_layer_ids or []
-    speculators.check_layer_ids(listed, "target_layer_ids in config.json", base, least=-1)  # -1: the embedding
-    return tuple(FINAL if layer == base.n_layers - 1 else layer + 1 for layer in listed)
-
-
-def _layer_masks(fields: DFlashFields, layer: PretrainedConfig) -> tuple[BlockAttention, ...]:
+def _layer_masks(fields: dict[str, Any], layer: PretrainedConfig) -> tuple[BlockAttention, ...]:
     """Return each layer's mask; the two layouts treat sliding windows differently."""
-    width = getattr(layer, "sliding_window", None)
-    if fields.speculators_model_type:
-        full = sliding = BlockAttention()
-        if width is not None:  # without a window, speculators' layers attend to their whole block
-            stated = fields.sliding_window_non_causal
-            non_causal = fields.speculators_model_type == "dflash2" if stated is None else stated
+    width, kind = getattr(layer, "sliding_window", None), fields.get(speculators.TYPE)
+    causal, non_causal = (optional(fields, name, bool) for name in ("is_causal", NON_CAUSAL))
+    if kind is None:
+        full, sliding = BlockAttention(causal=bool(causal)), BlockAttention(width, causal=causal is not False)
+    else:  # without a window, speculators' layers attend to their whole block
+        full, sliding = BlockAttention(), BlockAttention()
+        if width is not None:
+            non_causal = kind == "dflash2" if non_causal is None else non_causal
             sliding = BlockAttention(width, from_root=True, causal=not non_causal)
-    else:
-        causal = fields.is_causal
-        full, sliding = (
-            BlockAttention(causal=bool(causal)),
-            BlockAttention(width, causal=True if causal is None else causal),
-        )
     return tuple(sliding if slides else full for slides in speculators.sliding_layers(layer))
 
 
 def config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
     """Return config.json in z-lab's layout. Raise UserError for sliding windows and for a recurrent head."""
-    shape, layer = drafter.shape, drafter.config
+    shape = drafter.shape
     if shape.gru_hidden_dim:
         raise UserError("a recurrent head (Domino) cannot be written")
     if set(shape.layer_masks) != {BlockAttention()}:
         raise UserError("sliding windows cannot be written in z-lab's layout")
-    outputs = [base.n_layers - 1 if i == FINAL else i - 1 for i in shape.layers]
-    names = ["conv_kernel_size", "conv_group_size"] * bool(shape.conv_kernel_size)
-    names += ["selector_rank", "selector_top_k"] * bool(shape.selector_rank)
+    fields = written(shape)
+    block, inputs = fields.pop("block_size"), fields.pop(LAYER_IDS)
+    if not shape.from_anchor:
+        del fields["sample_from_anchor"]
     return {
-        "architectures": ["DFlash2DraftModel" if names else "DFlashDraftModel"],
+        "architectures": ["DFlash2DraftModel" if shape.conv_kernel_size or shape.selector_rank else "DFlashDraftModel"],
         "model_type": "qwen3",
-        **speculators.sizes_of(layer),
+        **speculators.sizes_of(drafter.config),
         "vocab_size": base.vocab_size,
-        "block_size": shape.block,
+        "block_size": block,
         "num_target_layers": base.n_layers,
-        "dflash_config": {
-            "target_layer_ids": outputs,
-            "mask_token_id": shape.mask_token,
-            **({"sample_from_anchor": True} if shape.from_anchor else {}),  # where vLLM looks
-            **({"input_embedding_scale": shape.scale} if shape.scale != 1 else {}),
-            **{name: getattr(shape, name) for name in names},
-        },
+        # vLLM looks for sample_from_anchor here
+        "dflash_config": {"target_layer_ids": [base.n_layers - 1 if i == FINAL else i - 1 for i in inputs], **fields},
         **({"draft_vocab_size": shape.draft_vocab} if shape.draft_vocab else {}),
     }
 
 
-def speculators_config_of(drafter: Drafter, base: ModelInfo, kind: str = "dflash", **fields: Any) -> dict[str, Any]:
-    """Return config.json in speculators' layout, with the further fields of another kind of block drafter.
+def speculators_config_of(drafter: Drafter, base: ModelInfo, kind: str = "dflash") -> dict[str, Any]:
+    """Return config.json in speculators' layout, of `dflash2` for a drafter with convolutions and a selector.
 
     Raise UserError for a drafter that reads the final state (target of one layer), and for masks, parts and scales
     that the layout cannot describe.
@@ -553,23 +498,20 @@ def speculators_config_of(drafter: Drafter, base: ModelInfo, kind: str = "dflash
         raise UserError(f"speculators' dflash2 has convolutions and a selector, this drafter has {has}, not {lacks}")
     if shape.scale != 1:
         raise UserError(f"speculators' layout has no input_embedding_scale, this drafter has {shape.scale:g}")
-    if shape.conv_kernel_size:
-        kind, fields = "dflash2", {name: getattr(shape, name) for name in DFLASH2}
     windows, non_causal = _windows(shape)
     layer = {"model_type": "qwen3", **speculators.sizes_of(drafter.config), "vocab_size": base.vocab_size, **windows}
-    return speculators.written_config(
-        kind,
-        layer,
-        shape.block - shape.first,
-        base,
-        draft_vocab_size=shape.draft_vocab or base.vocab_size,
-        block_size=shape.block,
-        aux_hidden_state_layer_ids=list(shape.layers),
-        mask_token_id=shape.mask_token,
-        sample_from_anchor=shape.from_anchor,
-        sliding_window_non_causal=non_causal,
-        **fields,
-    )
+    kind = "dflash2" if shape.conv_kernel_size else kind
+    derived = {"draft_vocab_size": shape.draft_vocab or base.vocab_size, NON_CAUSAL: non_causal}
+    fields = dict.fromkeys(ORDER) | written(shape) | derived
+    return speculators.written_config(kind, layer, shape.block - shape.first, base, **fields)
+
+
+def vllm_config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
+    """Return `speculators_config_of`, which vLLM reads. Warn of what vLLM 0.32 does not serve."""
+    if drafter.shape.from_anchor:
+        problem = 'vLLM does not serve "sample_from_anchor": true; train a drafter without it'
+        warnings.warn(f"dflash: {problem}", stacklevel=1)
+    return speculators_config_of(drafter, base)
 
 
 def _windows(shape: Shape) -> tuple[dict[str, Any], bool]:

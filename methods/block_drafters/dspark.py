@@ -8,7 +8,8 @@ written too and which vLLM serves. Both have DFlash's tensors, `markov_head.*` a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import warnings
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared import speculators
 from specbench_ss.methods._shared.draft_vocabulary import randomize_drafter, set_draft_vocab
+from specbench_ss.methods._shared.drafter_config import optional, stated
 from specbench_ss.methods.block_drafters import dflash
 from specbench_ss.methods.block_drafters.correction import (
     MARKOV_KINDS,
@@ -36,13 +38,24 @@ UNCORRECTED = Correction()
 W1 = "markov_head.markov_w1.weight"
 
 
-@dataclass(frozen=True, slots=True)
-class Shape(dflash.Shape):
-    """Shape of a drafter without the sizes of its layers."""
+def _rank_problem(rank: int, base: ModelInfo) -> str:
+    return "" if rank >= 0 else "it must be at least 0"
 
-    markov_rank: int = 0  # 0 = no correction
-    markov_kind: MarkovKind = "vanilla"
-    confidence: Literal["", "states", "markov"] = ""  # what the confidence head reads; "" = there is none
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape(dflash.Shape):
+    """Shape of a drafter without the sizes of its layers; the defaults are those of speculators."""
+
+    from_anchor: bool = stated("sample_from_anchor", True)
+    markov_rank: int = stated("markov_rank", 256, check=_rank_problem)  # 0 = no correction
+    markov_kind: str = stated("markov_head_type", "vanilla")
+    has_confidence: bool = stated("enable_confidence_head", True)
+    confidence_with_markov: bool = stated("confidence_head_with_markov", True)
+
+    @property
+    def confidence(self) -> Literal["", "states", "markov"]:
+        """Return what the confidence head reads; "" = there is none."""
+        return "" if not self.has_confidence else "markov" if self.confidence_with_markov else "states"
 
 
 class Drafter(dflash.Drafter):
@@ -55,7 +68,9 @@ class Drafter(dflash.Drafter):
         h, rank = config.hidden_size, shape.markov_rank
         self.markov_head = None
         if rank:
-            self.markov_head = MarkovHead(shape.markov_kind, rank, h, vocab_size, shape.draft_vocab or vocab_size)
+            kinds: dict[str, MarkovKind] = {kind: kind for kind in MARKOV_KINDS}
+            words = shape.draft_vocab or vocab_size
+            self.markov_head = MarkovHead(kinds[shape.markov_kind], rank, h, vocab_size, words)
         self.confidence_head = None
         if shape.confidence:
             self.confidence_head = ConfidenceHead(h + rank * (shape.confidence == "markov"))
@@ -91,9 +106,9 @@ def new_drafter(
 ) -> Drafter:
     """Return an untrained drafter, whose Markov head changes nothing yet. draft_vocab: 0 = the target's LM head."""
     plain, config = dflash.new_shape(target, draft_layers, block, draft_vocab, mask, from_anchor=True)
-    reads: Literal["", "states", "markov"] = "" if not confidence else "markov" if rank else "states"
+    heads: dict[str, Any] = {"has_confidence": confidence, "confidence_with_markov": confidence and bool(rank)}
     same = {field.name: getattr(plain, field.name) for field in fields(plain)}
-    shape = Shape(**same, markov_rank=rank, markov_kind=kind, confidence=reads)
+    shape = Shape(**same, markov_rank=rank, markov_kind=kind, **heads)
     drafter = Drafter(shape, config, target.vocab_size)
     if drafter.markov_head is not None:
         drafter.markov_head.reset_parameters()
@@ -115,86 +130,55 @@ def random_drafter(
 # -- checkpoints ---------------------------------------------------------------------------------------------------
 
 
-class DSparkFields(dflash.DFlashFields, frozen=True, kw_only=True):
-    """Fields of a DSpark config.json in either layout; the defaults are those of speculators."""
-
-    sample_from_anchor: bool = True
-    markov_rank: int = 256
-    markov_head_type: str = "vanilla"
-    enable_confidence_head: bool = True
-    confidence_head_with_markov: bool = True
-
-    @property
-    def confidence(self) -> Literal["", "states", "markov"]:
-        """Return what the confidence head reads; "" = there is none."""
-        if not self.enable_confidence_head:
-            return ""
-        return "markov" if self.confidence_head_with_markov else "states"
-
-
-def read_fields(config: dict[str, Any]) -> DSparkFields:
-    """Return the fields of config.json. Raise UserError if it describes no supported DSpark drafter."""
-    if not speculators.check_type(config, "dspark"):
-        named = config.get("architectures")
-        name = str(named[0]) if isinstance(named, list) and named else ""
-        if name != ARCHITECTURE:
-            reason = f"its architecture is {name!r}, not {ARCHITECTURE!r}"
-            advice = "; use the method dflash" if "dflash_config" in config else ""
-            raise UserError(f"config.json describes no supported DSpark drafter: {reason}{advice}")
-        required = ("markov_rank", "enable_confidence_head", "target_layer_ids", "mask_token_id", "block_size")
-        if missing := [field for field in required if config.get(field) is None]:
-            raise UserError(f"config.json lacks {missing[0]}")
-    dflash.check_supported(config)
-    stated = speculators.parse(config, DSparkFields)
-    if stated.markov_rank < 0:
-        raise UserError(f"markov_rank in config.json is {stated.markov_rank}, it must be at least 0")
-    if stated.markov_rank and stated.markov_head_type not in MARKOV_KINDS:
-        kinds = ", ".join(MARKOV_KINDS)
-        raise UserError(f"markov_head_type in config.json is {stated.markov_head_type!r}, it must be one of {kinds}")
-    if stated.confidence == "markov" and not stated.markov_rank:
-        raise UserError("confidence_head_with_markov in config.json needs a markov_rank above 0")
-    return stated
+REQUIRED = ("markov_rank", "enable_confidence_head", "target_layer_ids", "mask_token_id", "block_size")  # by DeepSpec
 
 
 def _network(config: dict[str, Any], base: ModelInfo, tensors: dict[str, Tensor]) -> Drafter:
-    stated = read_fields(config)
-    layer = speculators.layer_config(config, "Qwen3", ("qwen3",) if not config.get(speculators.TYPE) else (), tensors)
-    if not config.get(speculators.TYPE) and (stated.is_causal or any(speculators.sliding_layers(layer))):
+    deepspec = not speculators.check_type(config, "dspark")
+    if deepspec:
+        _check_deepspec(config)
+    layer = speculators.layer_config(config, "Qwen3", ("qwen3",) if deepspec else (), tensors)
+    if deepspec and (optional(config, "is_causal", bool) or any(speculators.sliding_layers(layer))):
         raise UserError("config.json has causal layers or layers with a sliding window, which DeepSpec's never are")
-    dflash.check_columns("markov_rank", stated.markov_rank, W1, tensors)
-    kinds: dict[str, MarkovKind] = {kind: kind for kind in MARKOV_KINDS}
-    kind = kinds.get(stated.markov_head_type, "vanilla")  # any, if the rank is 0
-    same = dflash.shape_fields(stated, layer, base, tensors)
-    shape = Shape(**same, markov_rank=stated.markov_rank, markov_kind=kind, confidence=stated.confidence)
+    shape = _checked_heads(dflash.read_shape(Shape, config, layer, base, tensors))
+    dflash.check_columns("markov_rank", shape.markov_rank, W1, tensors)
     with speculators.describing("layers as Qwen3 has them"):
         return Drafter(shape, Qwen3Config(**speculators.sizes_of(layer)), base.vocab_size)
 
 
-def _problems_in_vllm(config: dict[str, Any], drafter: Drafter) -> list[str]:
-    """Return deviations of vLLM 0.32 with this drafter, each with its remedy."""
-    problems, shape = dflash.causal_problems(config, drafter), drafter.shape
-    if config.get(speculators.TYPE) and "sample_from_anchor" not in config:
-        problems.append('takes a missing "sample_from_anchor" as false: set it to true in config.json')
-    if shape.markov_rank and shape.markov_kind != "vanilla":
-        problems.append(f"has no Markov head of the kind {shape.markov_kind}; train one of the kind vanilla")
-    return problems
+read_drafter = partial(speculators.read_network, "dspark", _network)
 
 
-read_drafter = partial(speculators.read_network, "dspark", _network, _problems_in_vllm)
+def _check_deepspec(config: dict[str, Any]) -> None:
+    """Raise UserError if config.json describes no drafter in DeepSpec's layout."""
+    named = config.get("architectures")
+    name = str(named[0]) if isinstance(named, list) and named else ""
+    if name != ARCHITECTURE:
+        reason = f"its architecture is {name!r}, not {ARCHITECTURE!r}"
+        advice = "; use the method dflash" if "dflash_config" in config else ""
+        raise UserError(f"config.json describes no supported DSpark drafter: {reason}{advice}")
+    if missing := [field for field in REQUIRED if config.get(field) is None]:
+        raise UserError(f"config.json lacks {missing[0]}")
 
 
-def speculators_config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
-    """Return config.json in speculators' layout.
+def _checked_heads(shape: Shape) -> Shape:
+    """Return a shape without switches of heads that it does not have. Raise UserError for impossible heads."""
+    if shape.markov_rank and shape.markov_kind not in MARKOV_KINDS:
+        kinds = ", ".join(MARKOV_KINDS)
+        raise UserError(f"markov_head_type in config.json is {shape.markov_kind!r}, it must be one of {kinds}")
+    if shape.confidence == "markov" and not shape.markov_rank:
+        raise UserError("confidence_head_with_markov in config.json needs a markov_rank above 0")
+    kind = shape.markov_kind if shape.markov_kind in MARKOV_KINDS else "vanilla"
+    return replace(shape, markov_kind=kind, confidence_with_markov=shape.confidence == "markov")
 
-    Raise UserError for a drafter that reads the final state, and for masks that the layout cannot describe.
-    """
+
+speculators_config_of = partial(dflash.speculators_config_of, kind="dspark")
+
+
+def vllm_config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
+    """Return `speculators_config_of`, which vLLM reads. Warn of what vLLM 0.32 does not serve."""
     shape = drafter.shape
-    return dflash.speculators_config_of(
-        drafter,
-        base,
-        "dspark",
-        markov_rank=shape.markov_rank,
-        markov_head_type=shape.markov_kind,
-        enable_confidence_head=bool(shape.confidence),
-        confidence_head_with_markov=shape.confidence == "markov",
-    )
+    if shape.markov_rank and shape.markov_kind != "vanilla":
+        problem = f"vLLM has no Markov head of the kind {shape.markov_kind}; train one of the kind vanilla"
+        warnings.warn(f"dspark: {problem}", stacklevel=1)
+    return speculators_config_of(drafter, base)

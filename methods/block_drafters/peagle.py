@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-import msgspec
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
@@ -24,13 +23,14 @@ from specbench_ss.engine.target import AnyCache, Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared import speculators
 from specbench_ss.methods._shared.draft_vocabulary import (
-    check_mask_token,
     mask_token,
     randomize_drafter,
     set_draft_vocab,
+    token_problem,
     vocabulary_fields,
 )
-from specbench_ss.methods._shared.drafter_network import FeatureFusion, VocabularyShape, block_of, input_levels
+from specbench_ss.methods._shared.drafter_config import optional, read_stated, stated, within
+from specbench_ss.methods._shared.drafter_network import FeatureFusion, FeatureShape, block_of, input_levels
 
 DEPTHS = 8  # draft positions of published drafters
 MOST_DEPTHS = 64
@@ -39,18 +39,15 @@ CONFIGS: dict[str, type[PretrainedConfig]] = {"llama": LlamaConfig, "qwen3": Qwe
 MASKS = ("mask_token_id", "pard_token", "ptd_token_id")  # the mask token's names; the latter two are vLLM's
 
 
-@dataclass(frozen=True, slots=True)
-class Shape(VocabularyShape):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape(FeatureShape):
     """Shape of a drafter without the sizes of its layers."""
 
-    layers: tuple[int, ...]  # target layers whose inputs are read
-    depths: int  # draft positions of a step
-    mask_token: int
+    layers: tuple[int, ...] = stated(speculators.LAYER_IDS)  # target layers whose inputs are read
+    mask_token: int = stated("mask_token_id", check=token_problem)
+    depths: int = stated("num_depths", DEPTHS)  # draft positions of a step
     windows: tuple[int | None, ...]  # sliding windows of its own layers, None = no window
     fc_bias: bool = False
-    feature_norms: bool = False  # fc_norm.*, one for each layer's features
-    input_norm: bool = False  # one norm over the features of all layers
-    residual_normed: bool = False  # norm_before_residual
     first: ClassVar[int] = 0  # the first position that drafts a token
 
     @property
@@ -119,9 +116,9 @@ def new_drafter(
     draft_vocab = 0 if draft_vocab >= target.vocab_size else draft_vocab
     mask = mask_token(target, table) if mask is None else mask
     shape = Shape(
-        input_levels(target.n_layers), depths, mask, tuple(windows[:layers]) or (None,) * layers,
-        vocab=target.vocab_size * own_embedding, draft_vocab=draft_vocab or target.vocab_size,
-        mapped=bool(draft_vocab), marked=bool(draft_vocab),
+        layers=input_levels(target.n_layers), depths=depths, mask_token=mask,
+        windows=tuple(windows[:layers]) or (None,) * layers, vocab=target.vocab_size * own_embedding,
+        draft_vocab=draft_vocab or target.vocab_size, mapped=bool(draft_vocab), marked=bool(draft_vocab),
     )  # fmt: skip
     drafter = Drafter(shape, LlamaConfig(**speculators.new_sizes(target, layers)), target.vocab_size)
     assert drafter.lm_head is not None
@@ -145,123 +142,66 @@ def random_drafter(
 # -- checkpoints ---------------------------------------------------------------------------------------------------
 
 
-class Proposal(msgspec.Struct, frozen=True):
-    """Entry of `proposal_methods` in a speculators configuration."""
-
-    speculative_tokens: int = DEPTHS
-
-
-class Proposals(msgspec.Struct, frozen=True):
-    """`speculators_config`."""
-
-    proposal_methods: list[Proposal] = []
-
-
-class PEagleFields(speculators.FeatureFields, frozen=True, kw_only=True):
-    """Fields of a P-EAGLE config.json in either layout. num_depths: of this project's layout."""
-
-    mask_token_id: int
-    speculators_config: Proposals = Proposals()
-    num_depths: int | None = None
-
-    @property
-    def depths(self) -> int:
-        """Return the draft positions of a step: `num_depths` if stated, else the proposed number."""
-        proposed = [proposal.speculative_tokens for proposal in self.speculators_config.proposal_methods]
-        return self.num_depths if self.num_depths is not None else max(proposed, default=DEPTHS)
+def _network(config: dict[str, Any], base: ModelInfo, tensors: dict[str, Tensor]) -> Drafter:
+    fields = _fields(config)
+    layer = speculators.layer_config(config, "Llama", tuple(CONFIGS), tensors)
+    speculators.check_sizes(
+        ("hidden size", layer.hidden_size, base.hidden_size),
+        ("hidden size", optional(fields, "target_hidden_size", int) or base.hidden_size, base.hidden_size),
+        ("vocabulary", layer.vocab_size, base.vocab_size),
+    )
+    inputs = speculators.layer_ids(fields, speculators.LAYER_IDS, base, input_levels(base.n_layers), most=base.n_layers)
+    values = read_stated({**fields, speculators.LAYER_IDS: inputs}, Shape, base)
+    if problem := within(values["depths"], 1, min(MOST_DEPTHS, base.context_length)):
+        raise UserError(f"config.json has {values['depths']} tokens drafted a step, {problem}")
+    vocabulary = vocabulary_fields(optional(fields, "draft_vocab_size", int), tensors, base)
+    norms = speculators.norm_fields(values, tensors)
+    windows = _windows(layer, values["depths"])
+    shape = Shape(**values | norms | vocabulary, windows=windows, fc_bias="fc.bias" in tensors)
+    with speculators.describing("layers as Llama has them"):
+        return Drafter(shape, CONFIGS[layer.model_type](**speculators.sizes_of(layer)), base.vocab_size)
 
 
-def read_fields(config: dict[str, Any]) -> PEagleFields:
-    """Return the fields of config.json. Raise UserError if it describes no P-EAGLE drafter."""
+read_drafter = partial(speculators.read_network, "peagle", _network)
+
+
+def _fields(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of config.json, flat. Raise UserError if it describes no P-EAGLE drafter."""
     stated = speculators.check_type(config, "peagle")
     mask = next((config[name] for name in MASKS if config.get(name) is not None), None)
     if mask is None and not stated:
         raise UserError("config.json describes no P-EAGLE drafter: it has no mask_token_id")
     nested = config.get("eagle_config")
     flat = {**nested, **config} if isinstance(nested, dict) else config
-    return speculators.parse({**flat, "mask_token_id": mask}, PEagleFields)
+    proposed, depths = speculators.proposed_tokens(flat), optional(flat, "num_depths", int)
+    optional(flat, speculators.TYPE, str)
+    return {**flat, "mask_token_id": mask, "num_depths": max(proposed, default=DEPTHS) if depths is None else depths}
 
 
-def _network(config: dict[str, Any], base: ModelInfo, tensors: dict[str, Tensor]) -> Drafter:
-    fields = read_fields(config)
-    layer = speculators.layer_config(config, "Llama", tuple(CONFIGS), tensors)
-    _check_fits(fields, layer, base)
-    shape = Shape(
-        layers=_inputs(fields, base),
-        depths=fields.depths,
-        mask_token=fields.mask_token_id,
-        windows=_windows(fields, layer),
-        **vocabulary_fields(fields.draft_vocab_size, tensors, base),
-        fc_bias="fc.bias" in tensors,
-        feature_norms=fields.fc_norm or any(name.startswith("fc_norm.") for name in tensors),
-        input_norm=fields.norm_before_fc or "input_norm.weight" in tensors,
-        residual_normed=fields.norm_before_residual,
-    )
-    with speculators.describing("layers as Llama has them"):
-        return Drafter(shape, CONFIGS[layer.model_type](**speculators.sizes_of(layer)), base.vocab_size)
-
-
-read_drafter = partial(speculators.read_network, "peagle", _network, lambda config, drafter: ())
-
-
-def _check_fits(fields: PEagleFields, layer: PretrainedConfig, base: ModelInfo) -> None:
-    """Raise UserError for a drafter of another model, or with an impossible mask token or depth."""
-    speculators.check_sizes((
-        ("hidden size", layer.hidden_size, base.hidden_size),
-        ("hidden size", fields.target_hidden_size or base.hidden_size, base.hidden_size),
-        ("vocabulary", layer.vocab_size, base.vocab_size),
-    ))  # fmt: skip
-    check_mask_token(fields.mask_token_id, base, " in config.json")
-    most = min(MOST_DEPTHS, base.context_length)
-    if not 1 <= fields.depths <= most:
-        raise UserError(f"config.json has {fields.depths} tokens drafted a step, it must be 1 to {most}")
-    fields.check_norms()
-
-
-def _inputs(fields: PEagleFields, base: ModelInfo) -> tuple[int, ...]:
-    """Return the target layers whose inputs are read. Raise UserError for layers that the base lacks."""
-    listed = fields.eagle_aux_hidden_state_layer_ids
-    if listed is None:
-        return input_levels(base.n_layers)
-    speculators.check_layer_ids(listed, f"{speculators.LAYER_IDS} in config.json", base, most=base.n_layers)
-    return tuple(listed)
-
-
-def _windows(fields: PEagleFields, layer: PretrainedConfig) -> tuple[int | None, ...]:
+def _windows(layer: PretrainedConfig, depths: int) -> tuple[int | None, ...]:
     """Return the layers' sliding windows. Raise UserError for one that would hide draft positions."""
     width = getattr(layer, "sliding_window", None)
     windows = tuple(width if slides else None for slides in speculators.sliding_layers(layer))
-    if small := [w for w in windows if w is not None and w < fields.depths]:
-        raise UserError(f"sliding_window in config.json is {small[0]}, fewer than the {fields.depths} draft positions")
+    if small := [w for w in windows if w is not None and w < depths]:
+        raise UserError(f"sliding_window in config.json is {small[0]}, fewer than the {depths} draft positions")
     return windows
 
 
 def config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
     """Return config.json in EAGLE-3's layout, with the mask token also under vLLM's name."""
-    shape = drafter.shape
+    fields = speculators.feature_fields(drafter.shape, drafter.shape.layers, base)
+    depths, mask = fields.pop("num_depths"), {"ptd_token_id": drafter.shape.mask_token}
     return {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        **_layers(drafter, base),
-        **speculators.written_features(shape, shape.layers, base),
-        "mask_token_id": shape.mask_token,
-        "ptd_token_id": shape.mask_token,
-        "num_depths": shape.depths,
-    }
+        "architectures": ["LlamaForCausalLMEagle3"], **_layers(drafter, base), **fields, **mask, "num_depths": depths,
+    }  # fmt: skip
 
 
 def speculators_config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
     """Return config.json in speculators' layout."""
     shape = drafter.shape
-    return speculators.written_config(
-        "peagle",
-        _layers(drafter, base),
-        shape.depths,
-        base,
-        **speculators.written_features(shape, shape.layers, base),
-        mask_token_id=shape.mask_token,
-        norm_output=False,
-        embed_requires_grad=bool(shape.vocab),
-    )
+    fields = speculators.feature_fields(shape, shape.layers, base)
+    depths, more = fields.pop("num_depths"), {"norm_output": False, "embed_requires_grad": bool(shape.vocab)}
+    return speculators.written_config("peagle", _layers(drafter, base), depths, base, **fields, **more)
 
 
 def _layers(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:

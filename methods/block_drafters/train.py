@@ -27,7 +27,7 @@ from torch import Tensor
 from specbench_ss.engine.kv_cache import PrefixCache
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.draft_vocabulary import check_mask_token
+from specbench_ss.methods._shared.draft_vocabulary import token_problem
 from specbench_ss.methods._shared.feature_trainer import FeatureTrainer
 from specbench_ss.methods.block_drafters import dflash, dspark, peagle
 from specbench_ss.methods.block_drafters.correction import MarkovKind
@@ -71,10 +71,8 @@ class BlockTrainer(FeatureTrainer):
         mask: int = self.options.mask_token_id
         if mask < 0:
             return None
-        try:
-            check_mask_token(mask, target)
-        except UserError as error:
-            raise UserError(f"{self.name}: {error}") from None
+        if problem := token_problem(mask, target):
+            raise UserError(f"{self.name}: mask_token_id is {mask}, {problem}")
         return mask
 
     @classmethod

@@ -7,14 +7,14 @@ speculators' configurations that differ from speculators 0.9 (models/eagle3) are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specbench_ss import user_files
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams
@@ -22,53 +22,31 @@ from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.errors import UserError, prefixed
 from specbench_ss.methods._shared import speculators
 from specbench_ss.methods._shared.draft_vocabulary import vocabulary_fields
+from specbench_ss.methods._shared.drafter_config import optional, read_field, read_stated
 from specbench_ss.methods._shared.drafter_network import Rotary, published_levels
+from specbench_ss.methods._shared.drafting import Read
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.eagle.drafter import Drafter, Eagle1Drafter, Eagle3Drafter, Shape
+from specbench_ss.methods.eagle.drafter import SIZES, Drafter, Eagle1Drafter, Eagle3Drafter, Shape, layer_config
 from specbench_ss.models.checkpoint import read_config
 
 TYPE, LAYER_IDS = speculators.TYPE, speculators.LAYER_IDS
 FIRST = "layers.0"
 BIASED = ("q_proj", "k_proj", "v_proj", "o_proj")
 KINDS = ("llama", "qwen3")  # model types of layers in speculators' layout
+SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 Tensors = Mapping[str, Tensor]
-
-
-class Eagle3Fields(speculators.FeatureFields, frozen=True, kw_only=True):
-    """Fields of an EAGLE-3 config.json in speculators' layout, including those of the layer."""
-
-    hidden_size: int
-    num_hidden_layers: int
-    vocab_size: int
-    layer_types: list[str] | None = None
 
 
 # -- reading -------------------------------------------------------------------------------------------------------
 
 
-def read_drafter(
-    path: Path, base: ModelInfo, method: str, levels: int, read: Callable[[Path], dict[str, Tensor]]
-) -> Drafter:
-    """Return the drafter in a folder. Raise UserError naming method and file; warn of biases that vLLM misreads.
+def read_drafter(path: Path, base: ModelInfo, method: str, levels: int, read: Read) -> Drafter:
+    """Return the drafter in a folder. Raise UserError naming method and file.
 
     levels: target layers that are read, 0 = EAGLE-1.
     """
-    about = drafter_config(path, method)
-    return speculators.read_network(
-        method,
-        lambda _, base, tensors: _network(tensors, about, base, levels),
-        lambda _, drafter: _problems_in_vllm(about, drafter.shape, levels),
-        path, base, read, published_name,
-    )[0]  # fmt: skip
-
-
-def _problems_in_vllm(about: dict[str, Any], shape: Shape, levels: int) -> list[str]:
-    """Return the problems of vLLM 0.32 with the drafter's biases, with the remedy."""
-    attention = not levels and bool(about.get("bias")) and not shape.biases.issuperset(BIASED)
-    mistaken = 'takes "bias": true in config.json for attention biases'
-    if "fc" in shape.biases:
-        return [f"drops fc.bias{f' and {mistaken}' if attention else ''}; train it again to serve it there"]
-    return [f'{mistaken}; delete "bias" from config.json'] if attention else []
+    build = partial(_network, method=method, levels=levels)
+    return speculators.read_network(method, build, path, base, read, published_name)[0]
 
 
 def drafter_config(path: Path, method: str = "eagle3") -> dict[str, Any]:
@@ -77,45 +55,89 @@ def drafter_config(path: Path, method: str = "eagle3") -> dict[str, Any]:
     Raise UserError, naming the method, for a config.json of another method, or of layers that are not supported.
     """
     about = read_config(path)
-    try:
-        if not speculators.check_type(about, method.removesuffix("2")):
-            nested = about.get(speculators.LAYER)
-            about = {**nested, **about} if isinstance(nested, dict) else about
-            return about | {"rope_parameters": speculators.rope_of(about, 1)}
-        layer = speculators.layer_config(about, "Llama", KINDS)
-        rope = layer.rope_parameters or {}
-        if rope.get("partial_rotary_factor") not in (None, 1):
-            raise UserError("config.json sets partial_rotary_factor, which is not supported")
-    except UserError as error:
-        raise UserError(f"{method}: {error} ({path})") from None
+    with speculators.locating(method, path):
+        return _flat(about, method)
+
+
+def _flat(about: dict[str, Any], method: str) -> dict[str, Any]:
+    """Return config.json with the fields of its layer at top level."""
+    if not speculators.check_type(about, method.removesuffix("2")):
+        nested = about.get(speculators.LAYER)
+        about = {**nested, **about} if isinstance(nested, dict) else about
+        return about | {"rope_parameters": speculators.rope_of(about, 1)}
+    layer = speculators.layer_config(about, "Llama", KINDS)
+    if (layer.rope_parameters or {}).get("partial_rotary_factor") not in (None, 1):
+        raise UserError("config.json sets partial_rotary_factor, which is not supported")
     names = (*speculators.SIZES, "mlp_bias", "layer_types", "model_type")
     return {**about, **{name: getattr(layer, name, None) for name in names}}
 
 
-def _network(tensors: Tensors, about: dict[str, Any], base: ModelInfo, levels: int) -> Drafter:
+def _network(config: dict[str, Any], base: ModelInfo, tensors: Tensors, method: str, levels: int) -> Drafter:
     """Return a drafter of the tensors' sizes without their values. Raise UserError if it does not fit the base."""
+    about = _flat(config, method)
     third = TYPE in about or any(n.endswith("hidden_norm.weight") for n in tensors)
     if third != bool(levels):
         raise UserError("these are weights of EAGLE-3: use eagle3" if third else "these are no weights of EAGLE-3")
-    if TYPE in about:
-        _check_supported(speculators.parse(about, Eagle3Fields), base)
-    shape = _shape(tensors, about, base, levels)
+    sizes = _sizes(tensors, about, base, levels)
+    shape = _speculators_shape(tensors, about, base, levels) if TYPE in about else _shape(tensors, about, base, levels)
     with speculators.describing("a Llama layer"):
-        config = shape.llama(about)
-        return (Eagle3Drafter if levels else Eagle1Drafter)(shape, config, base.vocab_size)
+        layer = layer_config(about, **sizes)
+        return (Eagle3Drafter if levels else Eagle1Drafter)(shape, layer, base.vocab_size)
 
 
-def _check_supported(fields: Eagle3Fields, base: ModelInfo) -> None:
-    """Raise UserError for an unsupported variant, and for a drafter of another model."""
-    if fields.num_hidden_layers != 1:
-        raise UserError(f"num_hidden_layers in config.json is {fields.num_hidden_layers}, only 1 is supported")
-    if other := [kind for kind in (fields.layer_types or ())[:1] if kind != "full_attention"]:
+def _speculators_shape(tensors: Tensors, about: dict[str, Any], base: ModelInfo, levels: int) -> Shape:
+    """Return the shape that config.json states. Raise UserError for an unsupported variant or another model."""
+    if about["num_hidden_layers"] != 1:
+        raise UserError(f"num_hidden_layers in config.json is {about['num_hidden_layers']}, only 1 is supported")
+    if other := [kind for kind in (about["layer_types"] or ())[:1] if kind != "full_attention"]:
         raise UserError(f"layer_types in config.json has {other[0]!r}, which is not supported")
-    fields.check_norms()
-    speculators.check_sizes((
-        ("hidden size", fields.target_hidden_size or fields.hidden_size, base.hidden_size),
-        ("vocabulary", fields.vocab_size, base.vocab_size),
-    ))  # fmt: skip
+    width = optional(about, "target_hidden_size", int) or about["hidden_size"]
+    speculators.check_sizes(
+        ("hidden size", width, base.hidden_size), ("vocabulary", about["vocab_size"], base.vocab_size)
+    )
+    return _shape(tensors, about, base, levels)
+
+
+def _shape(tensors: Tensors, about: dict[str, Any], base: ModelInfo, levels: int) -> Shape:
+    """Return the shape of the drafter's switches, which the authors' layout shows by its tensors."""
+    published = TYPE not in about
+    stated = {n: bool(about.get(n)) for n in SWITCHES} if published else read_stated(about, Shape, base)
+    biases = {name for name in BIASED if f"{FIRST}.self_attn.{name}.bias" in tensors}
+    size = None if published else optional(about, "draft_vocab_size", int)
+    norms = (
+        speculators.norm_fields(stated, tensors) if levels else {"norm_before_residual": stated["norm_before_residual"]}
+    )
+    return Shape(
+        biases=frozenset(biases | ({"fc"} if "fc.bias" in tensors else set())),
+        feature=base.hidden_size,
+        levels=levels or 1,
+        norm_output=stated["norm_output"],
+        head_norms=f"{FIRST}.self_attn.q_norm.weight" in tensors if published else about["model_type"] == "qwen3",
+        **norms,
+        **vocabulary_fields(size, tensors, base),
+    )
+
+
+def _sizes(tensors: Tensors, about: dict[str, Any], base: ModelInfo, levels: int) -> dict[str, int]:
+    """Return the sizes of the layer by its tensors. Raise UserError for sizes that do not fit together or the base."""
+    hidden, fc_width = _size(tensors, "fc.weight")
+    rows, width = _size(tensors, f"{FIRST}.self_attn.q_proj.weight")
+    kv_rows, _ = _size(tensors, f"{FIRST}.self_attn.k_proj.weight")
+    ffn, _ = _size(tensors, f"{FIRST}.mlp.gate_proj.weight")
+    heads, head_dim = _heads(about, rows)
+    if kv_rows % head_dim or not kv_rows or heads % (kv_rows // head_dim):
+        raise UserError(f"{FIRST}.self_attn.k_proj.weight has {kv_rows} rows, no keys for {heads} heads of {head_dim}")
+    if width != hidden * (2 if levels else 1):
+        raise UserError(f"{FIRST}.self_attn.q_proj.weight is {width} wide, the hidden size is {hidden}")
+    if levels and fc_width != levels * base.hidden_size:
+        raise UserError(f"fc.weight reads {fc_width} numbers, not {levels} hidden states of {base.hidden_size}")
+    if not levels and hidden != base.hidden_size:
+        raise UserError(f"the drafter is for hidden size {hidden}, the model has {base.hidden_size}")
+    embedded = getattr(base.config, "word_embed_proj_dim", base.hidden_size)
+    if "embed_tokens.weight" not in tensors and hidden != embedded:
+        problem = f"the model's embedding is {embedded} wide, not {hidden}"
+        raise UserError(f"the drafter has no embed_tokens.weight, and {problem}")
+    return dict(zip(SIZES, (hidden, ffn, heads, kv_rows // head_dim, head_dim), strict=True))
 
 
 def _size(tensors: Tensors, name: str) -> tuple[int, int]:
@@ -124,38 +146,6 @@ def _size(tensors: Tensors, name: str) -> tuple[int, int]:
         raise UserError(f"the drafter lacks tensors: {name}")
     rows, columns = (*tensors[name].shape, 0, 0)[:2]
     return rows, columns
-
-
-def _shape(tensors: Tensors, about: dict[str, Any], base: ModelInfo, levels: int) -> Shape:
-    hidden, fc_width = _size(tensors, "fc.weight")
-    rows, width = _size(tensors, f"{FIRST}.self_attn.q_proj.weight")
-    heads, head_dim = _heads(about, rows)
-    kv_rows, _ = _size(tensors, f"{FIRST}.self_attn.k_proj.weight")
-    if kv_rows % head_dim or not kv_rows or heads % (kv_rows // head_dim):
-        raise UserError(f"{FIRST}.self_attn.k_proj.weight has {kv_rows} rows, no keys for {heads} heads of {head_dim}")
-    if width != hidden * (2 if levels else 1):
-        raise UserError(f"{FIRST}.self_attn.q_proj.weight is {width} wide, the hidden size is {hidden}")
-    _check_hidden(hidden, fc_width, base, levels, "embed_tokens.weight" in tensors)
-    stated = about.get("draft_vocab_size") if TYPE in about else None
-    biases = {name for name in BIASED if f"{FIRST}.self_attn.{name}.bias" in tensors}
-    return Shape(
-        hidden=hidden,
-        ffn=_size(tensors, f"{FIRST}.mlp.gate_proj.weight")[0],
-        heads=heads,
-        kv_heads=kv_rows // head_dim,
-        head_dim=head_dim,
-        biases=frozenset(biases | ({"fc"} if "fc.bias" in tensors else set())),
-        **vocabulary_fields(stated, tensors, base),
-        feature=base.hidden_size,
-        levels=levels or 1,
-        feature_norms=bool(levels) and (bool(about.get("fc_norm")) or any(n.startswith("fc_norm.") for n in tensors)),
-        input_norm=bool(levels) and (bool(about.get("norm_before_fc")) or "input_norm.weight" in tensors),
-        residual_normed=bool(about.get("norm_before_residual")),
-        output_normed=bool(about.get("norm_output")),
-        head_norms=about.get("model_type") == "qwen3"
-        if TYPE in about
-        else f"{FIRST}.self_attn.q_norm.weight" in tensors,
-    )
 
 
 def _heads(about: dict[str, Any], rows: int) -> tuple[int, int]:
@@ -168,18 +158,6 @@ def _heads(about: dict[str, Any], rows: int) -> tuple[int, int]:
     if type(head_dim) is not int or head_dim * heads != rows or not head_dim or head_dim % 2:
         raise UserError(f"the drafter's queries have {rows} rows, its config.json states {heads} heads of {head_dim}")
     return heads, head_dim
-
-
-def _check_hidden(hidden: int, fc_width: int, base: ModelInfo, levels: int, own_embedding: bool) -> None:
-    """Raise UserError if the drafter's width is for another model."""
-    if levels and fc_width != levels * base.hidden_size:
-        raise UserError(f"fc.weight reads {fc_width} numbers, not {levels} hidden states of {base.hidden_size}")
-    if not levels and hidden != base.hidden_size:
-        raise UserError(f"the drafter is for hidden size {hidden}, the model has {base.hidden_size}")
-    embedded = getattr(base.config, "word_embed_proj_dim", base.hidden_size)
-    if not own_embedding and hidden != embedded:
-        problem = f"the model's embedding is {embedded} wide, not {hidden}"
-        raise UserError(f"the drafter has no embed_tokens.weight, and {problem}")
 
 
 # -- target layers that are read -----------------------------------------------------------------------------------
@@ -195,53 +173,42 @@ def layers_of(config: dict[str, Any], base: ModelInfo) -> tuple[Readings, str]:
 
     `eagle_aux_hidden_state_layer_ids` names inputs of layers in speculators and vLLM. SGLang, SpecForge and ModelOpt
     nest it in `eagle_config` and name outputs, from 1 on. Only inputs have an id for the state after the last layer.
+    Raise UserError for layers that the model does not have.
     """
-    if TYPE in config:
-        return (_stated_layers(config, base),), f"{LAYER_IDS} are inputs in speculators' layout"
+    with prefixed("eagle3"):
+        return _layers_of(config, base, base.n_layers)
+
+
+def _layers_of(config: dict[str, Any], base: ModelInfo, n: int) -> tuple[Readings, str]:
+    if TYPE in config:  # by default 2, N/2, N - 3
+        if optional(config, LAYER_IDS, list[int]) is None and len({2, n // 2, n - 3}) < 3:
+            raise UserError(f"config.json does not state {LAYER_IDS}; a model of {n} layers has no default")
+        inputs = speculators.layer_ids(config, LAYER_IDS, base, (2, n // 2, n - 3), most=n)
+        return (inputs,), f"{LAYER_IDS} are inputs in speculators' layout"
     if "feature_layers" in config:
-        return (checked_layers(config["feature_layers"], base, "feature_layers in config.json"),), ""
-    nested = config.get("eagle_config")
+        listed = read_field(config, "feature_layers", list[int])
+        return (checked_layers(listed, base, "feature_layers in config.json"),), ""
+    nested: Any = config.get("eagle_config")
     of_sglang = nested.get(LAYER_IDS) if isinstance(nested, dict) and not config.get(LAYER_IDS) else None
-    listed = config.get(LAYER_IDS) or of_sglang
-    if not listed:
-        return (published_levels(base.n_layers),), "config.json states none, and these are the published ones"
+    if not (config.get(LAYER_IDS) or of_sglang):
+        return (published_levels(n),), "config.json states none, and these are the published ones"
+    listed = read_field(nested if of_sglang else config, LAYER_IDS, list[int])
     inputs = checked_layers(listed, base, f"{LAYER_IDS} in config.json")
     outputs = tuple(i + 1 for i in inputs)
-    if base.n_layers in inputs:
-        return (inputs,), f"{LAYER_IDS} are inputs: {base.n_layers} is the state after the last layer"
+    if n in inputs:
+        return (inputs,), f"{LAYER_IDS} are inputs: {n} is the state after the last layer"
     if of_sglang and inputs[0] == 1:
         return (outputs,), f"{LAYER_IDS} are outputs, as in SGLang, SpecForge and ModelOpt"
     return (inputs, outputs), ""
 
 
-def _stated_layers(config: Mapping[str, Any], base: ModelInfo) -> tuple[int, ...]:
-    """Return the layers by speculators' layout, with id i as the input of layer i, as in vLLM.
-
-    The number of layers is the state after the last layer. Default: 2, N/2, N - 3.
-    """
-    n = base.n_layers
-    with prefixed("eagle3"):
-        ids = speculators.parse(config, speculators.FeatureFields).eagle_aux_hidden_state_layer_ids
-        if ids is None:
-            ids = [2, n // 2, n - 3]
-            if len(set(ids)) < 3:
-                raise UserError(f"config.json does not state {LAYER_IDS}; a model of {n} layers has no default")
-        speculators.check_layer_ids(ids, f"{LAYER_IDS} in config.json", base, most=n)
-    return tuple(ids)
-
-
-def checked_layers(layers: Any, base: ModelInfo, name: str) -> tuple[int, ...]:
+def checked_layers(layers: Sequence[int], base: ModelInfo, name: str) -> tuple[int, ...]:
     """Return a list of layers; FINAL and the number of layers, the state before the final norm, are allowed.
 
     Raise UserError for layers that the model does not have.
     """
-    try:
-        indices = user_files.convert(layers, list[int])
-    except ValueError:
-        raise UserError(f"eagle3: {name} must be a list of layers, not {layers!r}") from None
     with prefixed("eagle3"):
-        speculators.check_layer_ids(indices, name, base, FINAL, base.n_layers)
-    return tuple(indices)
+        return speculators.checked_ids(layers, name, base, FINAL, base.n_layers)
 
 
 @torch.inference_mode()
@@ -304,33 +271,27 @@ def published_name(name: str) -> str:
     return name.replace("midlayer.", "layers.0.", 1) if name.startswith("midlayer.") else name
 
 
-def config_of(
-    drafter: Drafter, about: Mapping[str, Any], layers: tuple[int, ...], drafts: int, base: ModelInfo
-) -> dict[str, Any]:
+def config_of(drafter: Drafter, layers: tuple[int, ...], drafts: int, base: ModelInfo) -> dict[str, Any]:
     """Return config.json in speculators' layout. Raise UserError for a drafter that it cannot describe.
 
     Args:
         drafter: an EAGLE-3 drafter.
-        about: its config.json in EAGLE's layout.
         layers: target layers whose inputs it reads.
         drafts: tokens that a server drafts in a step.
         base: the model that is drafted for.
     """
-    shape = drafter.shape
+    shape, config = drafter.shape, drafter.config
     speculators.check_no_final(layers)
-    llama = shape.llama(dict(about))
     layer = {
-        **speculators.sizes_of(llama),
+        **speculators.sizes_of(config),
         "model_type": "qwen3" if shape.head_norms else "llama",
         "vocab_size": base.vocab_size,
         "attention_bias": attention_bias(shape),
-        "mlp_bias": llama.mlp_bias,
-        "rope_theta": (llama.rope_parameters or {}).get("rope_theta"),  # for older versions of transformers
+        "mlp_bias": config.mlp_bias,
+        "rope_theta": (config.rope_parameters or {}).get("rope_theta"),  # for older versions of transformers
     }
-    fields = speculators.written_features(shape, layers, base)
-    return speculators.written_config(
-        "eagle3", layer, drafts, base, **fields, norm_output=shape.output_normed, embed_requires_grad=False
-    )
+    fields = speculators.feature_fields(shape, layers, base)
+    return speculators.written_config("eagle3", layer, drafts, base, **fields, embed_requires_grad=False)
 
 
 FC_BIAS = "fc.bias"
@@ -361,7 +322,7 @@ def vllm_config_of(drafter: Drafter, about: Mapping[str, Any], base: ModelInfo) 
         **{name: value for name, value in about.items() if name != "rope_scaling"},  # part of rope_parameters
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        **speculators.sizes_of(drafter.shape.llama(dict(about))),
+        **speculators.sizes_of(drafter.config),
         "vocab_size": base.vocab_size,
         "attention_bias": attention_bias(drafter.shape),
         "bias": False,

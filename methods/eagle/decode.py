@@ -574,7 +574,7 @@ class Eagle3(Eagle2):
             raise UserError(f"{error} ({path})") from None
 
     def export(self, folder: Path) -> dict[str, Any]:
-        config = config_of(self.drafter, self.config, self.layers, self.drafted_levels, self.target)
+        config = config_of(self.drafter, self.layers, self.drafted_levels, self.target)
         tensors = {published_name(name): tensor for name, tensor in vllm_tensors(self.drafter).items()}
         write_tensors(folder, tensors, {**config, **own_fields(self.config)})
         return {"method": "eagle3", "num_speculative_tokens": self.drafted_levels}

@@ -7,8 +7,8 @@ EAGLE-3 sec. 3.1. Modules are named as published tensors.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,58 +19,45 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from specbench_ss.engine.target import AnyCache, Target
 from specbench_ss.methods._shared.draft_vocabulary import randomize_drafter, set_draft_vocab
+from specbench_ss.methods._shared.drafter_config import stated
 from specbench_ss.methods._shared.drafter_network import (
     DrafterNetwork,
     FeatureFusion,
-    VocabularyShape,
+    FeatureShape,
     block_of,
     published_levels,
 )
 from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.methods._shared.speculators import check_layer
 
+SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 MOST_DEPTH = 64  # levels of a draft tree; each is one pass of the drafter
 
 
-@dataclass(frozen=True, slots=True)
-class Shape(VocabularyShape):
-    """Sizes and switches of a drafter, as in its tensors."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape(FeatureShape):
+    """Switches of a drafter, whose sizes are in the configuration of its layer."""
 
-    hidden: int
-    ffn: int
-    heads: int
-    kv_heads: int
-    head_dim: int
     biases: frozenset[str] = frozenset()  # names of the linear layers with a bias
     feature: int = 0  # width of a target layer
     levels: int = 1  # number of target layers that are read
-    feature_norms: bool = False  # fc_norm.*, EAGLE-3.1
-    input_norm: bool = False  # one norm over all features
-    residual_normed: bool = False  # norm_before_residual in speculators' layout
-    output_normed: bool = False  # norm_output, EAGLE-3.1: the normed state is fed back
+    norm_output: bool = stated("norm_output", False)  # EAGLE-3.1: the normed state is fed back
     head_norms: bool = False  # queries and keys are normed head by head, as in Qwen3
 
-    def llama(self, about: dict[str, Any]) -> LlamaConfig:
-        """Return the layer's configuration; RoPE, eps and activation come from config.json, `about`.
 
-        Raise UserError or ValueError for unusable values.
-        """
-        names = ("rms_norm_eps", "hidden_act", "mlp_bias", "rope_parameters", "rope_scaling", "rope_theta")
-        values = {name: about[name] for name in names if about.get(name) is not None}
-        if "rms_norm_eps" in values:
-            values["rms_norm_eps"] = float(values["rms_norm_eps"])
-        config = LlamaConfig(
-            hidden_size=self.hidden,
-            intermediate_size=self.ffn,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            num_hidden_layers=1,
-            max_position_embeddings=about.get("max_position_embeddings") or 2048,
-            **values,
-        )
-        check_layer(config)
-        return config
+def layer_config(about: Mapping[str, Any], **sizes: Any) -> LlamaConfig:
+    """Return the layer's configuration of these sizes; RoPE, eps and activation come from config.json, `about`.
+
+    Raise UserError or ValueError for unusable values.
+    """
+    names = ("rms_norm_eps", "hidden_act", "mlp_bias", "rope_parameters", "rope_scaling", "rope_theta")
+    values = {name: about[name] for name in names if about.get(name) is not None}
+    if "rms_norm_eps" in values:
+        values["rms_norm_eps"] = float(values["rms_norm_eps"])
+    context = about.get("max_position_embeddings") or 2048
+    config = LlamaConfig(num_hidden_layers=1, max_position_embeddings=context, **sizes, **values)
+    check_layer(config)
+    return config
 
 
 class Layer(nn.Module):
@@ -80,22 +67,23 @@ class Layer(nn.Module):
         super().__init__()
         attention: Any = Qwen3Attention if shape.head_norms else LlamaAttention
         self.self_attn = attention(config, 0)
-        rows = {"q_proj": shape.heads * shape.head_dim, "k_proj": shape.kv_heads * shape.head_dim}
-        rows["v_proj"] = rows["k_proj"]
+        assert config.head_dim and config.num_key_value_heads
+        keys = config.num_key_value_heads * config.head_dim
+        rows = {"q_proj": config.num_attention_heads * config.head_dim, "k_proj": keys, "v_proj": keys}
         for name, n in rows.items():
             setattr(self.self_attn, name, nn.Linear(width, n, name in shape.biases))
-        self.self_attn.o_proj = nn.Linear(rows["q_proj"], shape.hidden, "o_proj" in shape.biases)
+        self.self_attn.o_proj = nn.Linear(rows["q_proj"], config.hidden_size, "o_proj" in shape.biases)
         self.mlp = LlamaMLP(config)
-        self.post_attention_layernorm = LlamaRMSNorm(shape.hidden, config.rms_norm_eps)
+        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
 class WideLayer(Layer):
     """EAGLE-3's layer, whose attention reads a normed token and a normed state."""
 
     def __init__(self, config: LlamaConfig, shape: Shape) -> None:
-        super().__init__(config, shape, 2 * shape.hidden)
-        self.hidden_norm = LlamaRMSNorm(shape.hidden, config.rms_norm_eps)
-        self.input_layernorm = LlamaRMSNorm(shape.hidden, config.rms_norm_eps)
+        super().__init__(config, shape, 2 * config.hidden_size)
+        self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
 class Drafter(DrafterNetwork, ABC):
@@ -120,8 +108,8 @@ class Eagle1Drafter(Drafter):
 
     def __init__(self, shape: Shape, config: LlamaConfig, vocab_size: int) -> None:
         super().__init__(shape, config)
-        self.fc = nn.Linear(2 * shape.hidden, shape.hidden, "fc" in shape.biases)
-        self.layers = nn.ModuleList([Layer(config, shape, shape.hidden)])
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, "fc" in shape.biases)
+        self.layers = nn.ModuleList([Layer(config, shape, config.hidden_size)])
         self.make_head(vocab_size)
         self.blocks = [block_of(self.layers[0], nn.Identity())]
 
@@ -143,46 +131,33 @@ class Eagle3Drafter(FeatureFusion, Drafter):
         super().__init__(shape, config)
         self.make_fusion(shape.levels, shape.feature, "fc" in shape.biases)
         self.midlayer = WideLayer(config, shape)
-        self.norm = LlamaRMSNorm(shape.hidden, config.rms_norm_eps)
+        self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.make_head(vocab_size)
         self.blocks = [block_of(self.midlayer, nn.Identity())]
 
     def forward(self, tokens: Tensor, state: Tensor, cache: AnyCache, mask: Tensor | None, rotary: Any) -> Tensor:
         """Run the wide layer, and the norm if its output is fed back normed."""
         out = self.attend_wide(self.midlayer, tokens, state, cache, mask, rotary)
-        return self.norm(out) if self.shape.output_normed else out
+        return self.norm(out) if self.shape.norm_output else out
 
     def head_inputs(self, states: Tensor, index: int = 0) -> Tensor:
         """Return the normed output states [.., h]."""
-        out: Tensor = states if self.shape.output_normed else self.norm(states)
+        out: Tensor = states if self.shape.norm_output else self.norm(states)
         return out
 
 
 # -- new drafters --------------------------------------------------------------------------------------------------
 
 
-def shape_for(target: Target) -> Shape:
-    """Return the shape of a layer of the target's width and heads."""
-    c = llama_layer(target)
-    assert c.num_key_value_heads and c.head_dim
-    return Shape(
-        c.hidden_size, c.intermediate_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim,
-        feature=target.hidden_size,
-    )  # fmt: skip
-
-
-def config_for(target: Target, shape: Shape) -> dict[str, Any]:
-    """Return config.json of a drafter of this shape in EAGLE's layout."""
-    rope = getattr(target.config, "rope_parameters", None) or {}
+def config_for(target: Target) -> dict[str, Any]:
+    """Return config.json, in EAGLE's layout, of a drafter with a layer of the target's width and heads."""
+    layer, rope = llama_layer(target), getattr(target.config, "rope_parameters", None) or {}
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.ffn,
+        **{name: getattr(layer, name) for name in SIZES[:2]},
         "num_hidden_layers": 1,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
+        **{name: getattr(layer, name) for name in SIZES[2:]},
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
         "rope_theta": float(rope.get("rope_theta") or 10000.0),
@@ -191,15 +166,19 @@ def config_for(target: Target, shape: Shape) -> dict[str, Any]:
     }
 
 
+def _new_layer(config: Mapping[str, Any]) -> LlamaConfig:
+    return layer_config(config, **{name: config[name] for name in SIZES})
+
+
 def new_eagle(target: Target, draft_vocab: int = 0) -> tuple[Eagle1Drafter, dict[str, Any]]:
     """Return an untrained EAGLE drafter and its config. draft_vocab: 0 = the target's LM head.
 
     `fc` has no bias, which vLLM would drop. `bias` is stated: in the authors' code a missing one means true.
     """
     reduced = bool(draft_vocab)
-    shape = replace(shape_for(target), draft_vocab=draft_vocab, mapped=reduced, marked=reduced)
-    config = config_for(target, shape) | {"bias": False}
-    return Eagle1Drafter(shape, shape.llama(config), target.vocab_size), config
+    shape = Shape(feature=target.hidden_size, draft_vocab=draft_vocab, mapped=reduced, marked=reduced)
+    config = config_for(target) | {"bias": False}
+    return Eagle1Drafter(shape, _new_layer(config), target.vocab_size), config
 
 
 def new_eagle3(
@@ -211,11 +190,12 @@ def new_eagle3(
     """
     layers = layers or published_levels(target.n_layers)
     draft_vocab = min(draft_vocab, target.vocab_size)
-    shape = replace(shape_for(target), draft_vocab=draft_vocab, mapped=True, marked=True, levels=len(layers))
-    config = config_for(target, shape) | {
+    words: dict[str, Any] = {"draft_vocab": draft_vocab, "mapped": True, "marked": True}
+    shape = Shape(feature=target.hidden_size, levels=len(layers), **words)
+    config = config_for(target) | {
         "draft_vocab_size": draft_vocab, "target_hidden_size": target.hidden_size, "feature_layers": list(layers)
     }  # fmt: skip
-    drafter = Eagle3Drafter(shape, shape.llama(config), target.vocab_size)
+    drafter = Eagle3Drafter(shape, _new_layer(config), target.vocab_size)
     set_draft_vocab(drafter, torch.arange(draft_vocab))
     return drafter, config, layers
 

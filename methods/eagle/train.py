@@ -128,7 +128,7 @@ class EagleTrainer(UnrolledTrainer):
     ) -> None:
         super().__init__(target, options, lr)
         drafter, self.config = new_eagle(target)
-        self.use(drafter, (FINAL,), drafter.shape.llama(self.config), levels)
+        self.use(drafter, (FINAL,), drafter.config, levels)
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the loss of the next feature and its token, and accuracies (of all levels without gradients)."""
@@ -199,7 +199,7 @@ class Eagle3Trainer(UnrolledTrainer):
         super().__init__(target, options, lr)
         layers = input_levels(target.n_layers) if self.options.format == "speculators" else ()
         drafter, self.config, layers = new_eagle3(target, self.options.draft_vocab, layers)
-        self.use(drafter, layers, drafter.shape.llama(self.config), self.options.levels)
+        self.use(drafter, layers, drafter.config, self.options.levels)
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the sum of the levels' losses with the weights decay^j."""
@@ -210,5 +210,5 @@ class Eagle3Trainer(UnrolledTrainer):
         if self.options.format == "published":
             super().save(folder, about)
             return
-        config = config_of(self.module, self.config, self.layers, self.ahead, self.target)
+        config = config_of(self.module, self.layers, self.ahead, self.target)
         write_checkpoint(folder, self.module, {**config, **about}, called=published_name)

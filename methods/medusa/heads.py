@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.layers.linear import PrepackedLinear
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, prefixed
 from specbench_ss.methods._shared.drafting import Read
 from specbench_ss.models.checkpoint import load_into, read_config, read_shapes, weights_in
 from specbench_ss.models.resolve import weight_files
@@ -72,6 +72,7 @@ class MedusaHeads(nn.Module):
 _BLOCK = re.compile(r"^(?:(?:medusa_head\.)?(\d+)\.(\d+)\.linear|blocks\.(\d+)\.layers\.(\d+))\.(weight|bias)$")
 _UNEMBED = re.compile(r"^(?:(?:medusa_head\.)?(\d+)\.(\d+)|lm_heads\.(\d+))\.weight$")
 _SHARED = "lm_head.weight"  # the base's LM head in vLLM's layout, for heads that have none of their own
+OURS = ("weight", "bias")
 
 
 def heads_from_tensors(tensors: dict[str, Tensor], hidden: int, vocab: int) -> MedusaHeads:
@@ -82,62 +83,51 @@ def heads_from_tensors(tensors: dict[str, Tensor], hidden: int, vocab: int) -> M
     biases may be missing, and `lm_heads.{i}.weight` or the base's `lm_head.weight`; ours: `weight`, `bias`, `unembed`.
     Raise UserError for unknown, missing or misshapen tensors.
     """
-    if set(tensors) <= {"weight", "bias", "unembed"} and {"weight", "bias"} <= set(tensors):
-        return _stacked(tensors, hidden, vocab)
-    blocks: dict[tuple[int, int, str], Tensor] = {}
-    unembeds: dict[int, Tensor] = {}
+    with prefixed("Medusa heads"):
+        ours = set(OURS) <= tensors.keys() <= {*OURS, "unembed"}
+        stacked = tensors if ours else _stacked(tensors)
+        weight = stacked["weight"]
+        if weight.ndim != 4:
+            raise UserError(f"weight has shape {tuple(weight.shape)}, not heads, layers, hidden, hidden")
+        heads = MedusaHeads(weight.shape[0], weight.shape[1], hidden, vocab, "unembed" in stacked)
+        load_into(heads, {name: tensor.float() for name, tensor in stacked.items()}, "Medusa heads")
+    return heads
+
+
+def _stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parameters of `MedusaHeads` from tensors of single blocks and projections."""
+    blocks, unembeds, after = dict[tuple[int, int, str], Tensor](), dict[int, Tensor](), set[int]()
     for name, tensor in tensors.items():
         if match := _BLOCK.match(name):
             i, j = (int(g) for g in match.groups()[:4] if g is not None)
             blocks[i, j, match[5]] = tensor
         elif match := _UNEMBED.match(name):
             unembeds[int(match[1] or match[3])] = tensor
+            after |= {int(match[2])} if match[2] else set()  # the index of the block before, plus one
         elif name != _SHARED:
-            raise UserError(f"Medusa heads: unknown tensor {name!r}")
+            raise UserError(f"unknown tensor {name!r}")
     if not blocks:
-        raise UserError("Medusa heads: no residual block found")
-    last = {int(m[2]) for name in tensors if (m := _UNEMBED.match(name)) and m[2]}  # index after the last block
-    n, layers = 1 + max(k[0] for k in blocks), max(1 + max(k[1] for k in blocks), *last, 1)
-    if last and min(last) < layers:
-        raise UserError(f"Medusa heads: a vocabulary projection is at {min(last)}, before block {layers - 1}")
-    weights = _grid(blocks, n, layers, "weight")
-    vllm_layout = all(name.startswith(("blocks.", "lm_head")) for name in tensors)
-    no_bias = vllm_layout and not any(part == "bias" for _, _, part in blocks)
-    stacked = {
-        "weight": weights,
-        "bias": torch.zeros_like(weights[..., 0]) if no_bias else _grid(blocks, n, layers, "bias"),
-    }
-    if unembeds:
-        missing = [i for i in range(n) if i not in unembeds]
-        if missing:
-            raise UserError(f"Medusa heads: head {missing[0]} has no vocabulary projection")
-        if len(unembeds) > n:
-            raise UserError(f"Medusa heads: {n} heads have residual blocks, {len(unembeds)} a vocabulary projection")
-        stacked["unembed"] = _stack([unembeds[i] for i in range(n)])
-    return _stacked(stacked, hidden, vocab)
-
-
-def _grid(blocks: dict[tuple[int, int, str], Tensor], n: int, layers: int, part: str) -> Tensor:
-    for i in range(n):
-        for j in range(layers):
-            if (i, j, part) not in blocks:
-                raise UserError(f"Medusa heads: tensor {i}.{j}.linear.{part} is missing")
-    return _stack([_stack([blocks[i, j, part] for j in range(layers)]) for i in range(n)])
+        raise UserError("no residual block found")
+    n, layers = 1 + max(i for i, _, _ in blocks), max(1 + max(j for _, j, _ in blocks), *after, 1)
+    if after and min(after) < layers:
+        raise UserError(f"a vocabulary projection is at {min(after)}, before block {layers - 1}")
+    vllm = all(name.startswith(("blocks.", "lm_head")) for name in tensors)
+    parts = OURS[:1] if vllm and not any(part == "bias" for _, _, part in blocks) else OURS
+    grid = {part: [[(i, j, part) for j in range(layers)] for i in range(n)] for part in parts}
+    if missing := [key for rows in grid.values() for row in rows for key in row if key not in blocks]:
+        raise UserError("tensor {}.{}.linear.{} is missing".format(*missing[0]))
+    if unembeds and (odd := sorted(unembeds.keys() ^ set(range(n)))):
+        lacks = "residual blocks" if odd[0] in unembeds else "vocabulary projection"
+        raise UserError(f"head {odd[0]} has no {lacks}")
+    made = {part: _stack([_stack([blocks[key] for key in row]) for row in rows]) for part, rows in grid.items()}
+    made.setdefault("bias", torch.zeros_like(made["weight"][..., 0]))
+    return made | ({"unembed": _stack([unembeds[i] for i in range(n)])} if unembeds else {})
 
 
 def _stack(tensors: list[Tensor]) -> Tensor:
     if len({t.shape for t in tensors}) != 1:
-        raise UserError(f"Medusa heads differ in shape: {sorted({tuple(t.shape) for t in tensors})}")
+        raise UserError(f"shapes differ: {sorted({tuple(t.shape) for t in tensors})}")
     return torch.stack(tensors)
-
-
-def _stacked(tensors: dict[str, Tensor], hidden: int, vocab: int) -> MedusaHeads:
-    weight = tensors["weight"]
-    if weight.ndim != 4:
-        raise UserError(f"Medusa heads: weight has shape {tuple(weight.shape)}, not heads, layers, hidden, hidden")
-    heads = MedusaHeads(weight.shape[0], weight.shape[1], hidden, vocab, "unembed" in tensors)
-    load_into(heads, {name: tensor.float() for name, tensor in tensors.items()}, "Medusa heads")
-    return heads
 
 
 HEADS_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")

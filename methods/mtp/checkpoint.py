@@ -37,7 +37,8 @@ COPIES: target_copies.Copies = {
     r".*\blayers\.\d+\.embed_tokens\.weight": "embedding",
     r".*\.shared_head\.head\.weight": "LM head",
 }
-EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+EXPERT = re.compile(rf"(.+\.experts)\.(\d+)\.({'|'.join(PROJECTIONS)})\.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +85,7 @@ NATIVE = {  # model types whose own checkpoints have MTP layers
 }
 
 
-@dataclass(frozen=True, slots=True)
-class MTPConfig:
-    """Description of the MTP layers by config.json."""
-
-    layout: Layout
-    layer: PretrainedConfig
-    modules: int
-
-    @property
-    def first(self) -> int:
-        """Return the number of the model's own layers, which is the number of the first MTP layer."""
-        return int(self.layer.num_hidden_layers)
-
-
+NOT_STATED = ("architectures", "auto_map", "model_type", "quantization_config")  # of the layer's own configuration
 QUANTIZED = (".qweight", ".qzeros", ".scales")  # names of AWQ and GPTQ
 
 
@@ -113,25 +101,22 @@ def read_head(path: Path, sizes: tuple[int, int], read: Read) -> tuple[MTPDrafte
         UserError: naming the method and the path, if the layers are missing, damaged or of other sizes.
     """
     about = read_config(path)
-    try:
-        config = parse_config(about)
-        speculators.check_sizes((
-            ("hidden size", config.layer.hidden_size, sizes[0]),
-            ("vocabulary", config.layer.vocab_size, sizes[1]),
-        ))  # fmt: skip
-        tensors = joined_experts(_tensors(path, config, read))
-        shape, first = MTPShape(modules=config.modules, output_normed=config.layout.output_normed), config.first
-        with speculators.describing(f"layers of the type {config.layer.model_type}"), torch.device("meta"):
-            head = MTPDrafter(shape, config.layer)
-        load_into(head, tensors, "the MTP layer", lambda name: config.layout.stored(name, first))  # names and shapes
-        values = {name: tensors[config.layout.stored(name, first)] for name in head.state_dict()}
+    with speculators.locating("mtp", path):
+        layout, layer, modules = parse_config(about)
+        speculators.check_sizes(
+            ("hidden size", layer.hidden_size, sizes[0]), ("vocabulary", layer.vocab_size, sizes[1])
+        )
+        first = int(layer.num_hidden_layers)  # the number of the first MTP layer
+        tensors = joined_experts(_tensors(path, layout, first, modules, read))
+        with speculators.describing(f"layers of the type {layer.model_type}"), torch.device("meta"):
+            head = MTPDrafter(MTPShape(modules=modules, output_normed=layout.output_normed), layer)
+        load_into(head, tensors, "the MTP layer", lambda name: layout.stored(name, first))  # names and shapes
+        values = {name: tensors[layout.stored(name, first)] for name in head.state_dict()}
         head.load_state_dict(values, assign=True)
-    except UserError as error:
-        raise UserError(f"mtp: {error} ({path})") from None
     return head, about
 
 
-def parse_config(about: Mapping[str, Any]) -> MTPConfig:
+def parse_config(about: Mapping[str, Any]) -> tuple[Layout, PretrainedConfig, int]:
     """Return layout, layer configuration and number of layers by config.json. Raise UserError if unsupported."""
     nested = speculators.check_type(about, "mtp")
     fields = about.get(speculators.LAYER) if nested else about.get("text_config", about)
@@ -140,20 +125,18 @@ def parse_config(about: Mapping[str, Any]) -> MTPConfig:
     kind = fields.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING or not (nested or kind in NATIVE):
         raise UserError(f"config.json has the model type {kind!r}; types with MTP layers are {', '.join(NATIVE)}")
-    stated = {name: value for name, value in fields.items() if name not in ("architectures", "auto_map", "model_type")}
-    stated.pop("quantization_config", None)
+    stated = {name: value for name, value in fields.items() if name not in NOT_STATED}
     with speculators.describing(f"layers of the type {kind}"):
         speculators.check_stated(stated)
         layer = AutoConfig.for_model(kind, **stated)
     if getattr(layer, "sliding_window", None) and not getattr(layer, "layer_types", None):
         raise UserError(f"config.json has a sliding_window of {layer.sliding_window}, which an MTP layer cannot have")
-    layout = SPECULATORS if nested else NATIVE[kind]
-    source = about if nested else fields
+    layout, source = (SPECULATORS, about) if nested else (NATIVE[kind], fields)
     modules = next((source[name] for name in layout.counts if source.get(name) is not None), 1)
     most = 1 if nested else MOST_MODULES
     if type(modules) is not int or not 1 <= modules <= most:
         raise UserError(f"config.json states {modules!r} MTP layers; at least 1 and at most {most} can be read")
-    return MTPConfig(layout, layer, modules)
+    return layout, layer, modules
 
 
 def trained_steps(about: Mapping[str, Any]) -> int | None:
@@ -170,20 +153,20 @@ def trained_steps(about: Mapping[str, Any]) -> int | None:
     return tokens
 
 
-def _tensors(path: Path, config: MTPConfig, read: Read) -> dict[str, Tensor]:
+def _tensors(path: Path, layout: Layout, first: int, modules: int, read: Read) -> dict[str, Tensor]:
     """Return the tensors of the MTP layers by their names in the files. Raise UserError if there are none."""
-    first, seen = config.first, set[str]()
+    seen = set[str]()
 
     def keep(name: str) -> bool:
         seen.add(name)
-        return config.layout.holds(name, first, config.modules)
+        return layout.holds(name, first, modules)
 
     source = weights_in(path, "mtp")
     names = list(read_shapes(source, keep))
     if scales := [name for name in names if "weight_scale" in name or name.endswith(QUANTIZED)]:
         raise UserError(f"the MTP layer is quantized ({scales[0]}), which is not supported")
     if not names:
-        missing = f"no tensors {config.layout.layer.format(0, first)}*"
+        missing = f"no tensors {layout.layer.format(0, first)}*"
         others = [p for p in ("mtp.", "mtp_layers.") if any(name.startswith(p) for name in seen)]
         if others:
             raise UserError(f"there are {missing} but {others[0]}*, another layout than its config.json states")
@@ -196,22 +179,16 @@ def joined_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     Raise UserError if an expert lacks one, or their shapes differ.
     """
-    joined, experts = dict[str, Tensor](), dict[str, dict[tuple[int, str], Tensor]]()
-    for name, tensor in tensors.items():
-        match = EXPERT.fullmatch(name)
-        if match is None:
-            joined[name] = tensor
-        else:
-            experts.setdefault(match[1], {})[int(match[2]), match[3]] = tensor
-    for prefix, parts in experts.items():
-        numbers = range(1 + max(number for number, _ in parts))
+    joined = {name: tensor for name, tensor in tensors.items() if not EXPERT.fullmatch(name)}
+    numbers = dict[str, int]()  # of each prefix: the last expert's
+    for match in filter(None, map(EXPERT.fullmatch, tensors)):
+        numbers[match[1]] = max(int(match[2]), numbers.get(match[1], 0))
+    for prefix, last in numbers.items():
+        names = {part: [f"{prefix}.{i}.{part}.weight" for i in range(last + 1)] for part in PROJECTIONS}
+        if missing := [name for listed in names.values() for name in listed if name not in tensors]:
+            raise UserError(f"the MTP layer lacks tensors: {missing[0]}")
         try:
-            gate, up, down = (
-                torch.stack([parts[i, name] for i in numbers]) for name in ("gate_proj", "up_proj", "down_proj")
-            )
-        except KeyError as missing:
-            number, name = missing.args[0]
-            raise UserError(f"the MTP layer lacks tensors: {prefix}.{number}.{name}.weight") from None
+            gate, up, down = (torch.stack([tensors[name] for name in names[part]]) for part in PROJECTIONS)
         except RuntimeError:
             raise UserError(f"the experts {prefix} have matrices of different shapes") from None
         joined |= {f"{prefix}.gate_up_proj": torch.cat((gate, up), 1), f"{prefix}.down_proj": down}

@@ -234,7 +234,7 @@ def eagle(target: Target) -> Overhead:
     drafter = meta_eagle(target)
 
     def level(rows: int) -> int:
-        state, x, rotary = meta_state(target), _states(target, rows), _rotary(drafter.shape.head_dim, rows)
+        state, x, rotary = meta_state(target), _states(target, rows), _rotary(drafter.config.head_dim, rows)
         mask = target.block_mask(torch.ones(rows, rows, dtype=torch.bool, device=META), CONTEXT)
         return flops(lambda: drafter.logits(drafter(x, x, state.cache, mask, rotary), target))
 

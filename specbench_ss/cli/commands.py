@@ -13,7 +13,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from specbench_ss import __version__, registry
-from specbench_ss.errors import ServingWarning, UserError, printable
+from specbench_ss.errors import UserError, printable
 
 COMMANDS = {  # line in `ssbench --help`; the module in specbench_ss.cli has its name, but for FUNCTIONS
     "run": "Decode a suite's questions with several methods and rank them by speedup.",
@@ -137,7 +137,6 @@ def main(args: list[str] | None = None) -> int:
     registry.clear_file_methods()
     with warnings.catch_warnings():
         warnings.showwarning = _print_warning
-        warnings.simplefilter("ignore", ServingWarning)
         try:
             code = _ssbench()(args=args, prog_name="ssbench", standalone_mode=False)
         except UserError as error:

@@ -19,7 +19,7 @@ from specbench_ss.cli.methods import check_empty, promise
 from specbench_ss.cli.shared import MODEL, ChatTemplate, Settings, TrustRemoteCode, interrupted, typer_option
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.decoder import Decoder
-from specbench_ss.errors import ServingWarning, UserError, os_errors
+from specbench_ss.errors import UserError, os_errors
 from specbench_ss.models.bundled import DRAFTERS
 from specbench_ss.models.catalog import fetchable, fetchable_model
 from specbench_ss.models.fetch import fetch as fetch_model
@@ -122,7 +122,6 @@ def check(
 
     For hub ids only headers and small files are downloaded.
     """
-    warnings.simplefilter("default", ServingWarning)
     spec = _one_method(method, set or [])
     spec, note = with_published_drafter(spec, model)
     if note:
@@ -164,7 +163,6 @@ def convert(
     decoder = kind.load(target, options)
     with os_errors(f"cannot write {out}"), writing(out, "free disk space and repeat the command"):
         settings = decoder.export(out)
-    warnings.simplefilter("default", ServingWarning)
     kind.check(replace(options, weights=str(out)), target)
     made = str(out.absolute())  # a server may be started in another directory
     print(f"written: {made}")

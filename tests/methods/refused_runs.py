@@ -1,4 +1,4 @@
-"""`ssbench run` and `models check` with a drafter that does not fit, or that vLLM would serve otherwise."""
+"""`ssbench run` and `models check` with a drafter that does not fit."""
 
 from __future__ import annotations
 
@@ -41,18 +41,3 @@ def check_refused_run(
     assert stated.startswith(f"ssbench: {drafter.partition('[')[0]}: ") and reported in stated, stated
     assert drafter.partition("weights=")[2].removesuffix("]") in stated, stated
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def check_warned(drafter: str, reported: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Check `drafter`, as METHOD[weights=FOLDER], with a tiny model: it works, and one line warns of `reported`."""
-    model = tmp_path / "model"
-    made = tiny_model("llama")
-    made.save_pretrained(model)
-    tiny_tokenizer(made.config.vocab_size).save_pretrained(model)
-    capsys.readouterr()
-    assert main(["models", "check", str(model), drafter, "--chat-template", "plain"]) == 0
-    checked = capsys.readouterr()
-    assert f"works: {drafter.partition('[')[0]}" in checked.out
-    [line] = checked.err.splitlines()
-    assert line.startswith(f"ssbench: warning: {drafter.partition('[')[0]}: vLLM ") and reported in line, line
-    assert drafter.partition("weights=")[2].removesuffix("]") in line, line

@@ -32,7 +32,7 @@ from specbench_ss.models.checkpoint import read_tensors, write_checkpoint
 from specbench_ss.models.tiny import tiny_target
 from tests.methods import oracles
 from tests.methods.reference_drafter import Reference, draft_words, folder, layer_weights, refused, watching
-from tests.methods.refused_runs import check_refused_run, check_warned
+from tests.methods.refused_runs import check_refused_run
 from tests.tiny import tiny_model
 
 H, V, HEADS, KV, HD, FFN, D, B, MASK, WORDS = 32, 61, 4, 2, 12, 40, 2, 5, 7, 40
@@ -263,25 +263,11 @@ def test_the_anchor_is_stated_where_vllm_looks() -> None:
     assert speculators_config_of(drafter, target)["sample_from_anchor"] is True
 
 
-WINDOWS = {"use_sliding_window": True, "sliding_window": 4}
-EACH = {**WINDOWS, "layer_types": ["sliding_attention"] * D}
-SERVED_OTHERWISE: dict[str, tuple[dict[str, Any], str]] = {
-    "full layers": (speculators(), '"sliding_window_non_causal" to true'),
-    "sliding layers": (speculators(layer=EACH), '"sliding_window_non_causal" to false'),
-    "both": (speculators(layer={**WINDOWS, **SLIDING}), "sliding_window_non_causal"),
-    "anchor": (speculators(sample_from_anchor=True, sliding_window_non_causal=True), "sample_from_anchor"),
-    "anchor, z-lab": (zlab(dflash_config={"sample_from_anchor": True}), "sample_from_anchor"),
-}  # fmt: skip
-
-del SERVED_OTHERWISE["sliding layers"][0]["sliding_window_non_causal"]  # vLLM then takes true, speculators false
-
-
-@pytest.mark.parametrize("name", SERVED_OTHERWISE)
-def test_models_check_warns_of_what_vllm_serves_otherwise(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config, stated = SERVED_OTHERWISE[name]
-    check_warned(f"dflash[weights={folder(tmp_path / 'd', tensors(), config)}]", stated, tmp_path, capsys)
+def test_an_export_warns_of_an_anchor_that_vllm_does_not_serve(tmp_path: Path) -> None:
+    target = Target(tiny_model("llama"))
+    decoder = DFlash(target, DFlashOptions(), random_drafter(target, from_anchor=True))
+    with pytest.warns(UserWarning, match='dflash: vLLM does not serve "sample_from_anchor": true'):
+        decoder.export(tmp_path)
 
 
 def test_layers_and_mask_of_a_new_drafter() -> None:

@@ -38,7 +38,7 @@ from specbench_ss.training.loop import Budget, DrafterLoop
 from tests.methods import oracles
 from tests.methods.batches import batch_of, text_of
 from tests.methods.reference_drafter import Reference, draft_words, folder, layer_weights, refused
-from tests.methods.refused_runs import check_refused_run, check_warned
+from tests.methods.refused_runs import check_refused_run
 from tests.tiny import tiny_model
 
 H, V, HEADS, KV, HD, FFN, D, B, R, K, MASK = 32, 61, 4, 2, 12, 40, 2, 5, 6, 7, 7
@@ -128,7 +128,6 @@ class Watching(DFlash):
         return tree
 
 
-@pytest.mark.filterwarnings("ignore::specbench_ss.errors.ServingWarning")
 @pytest.mark.parametrize(("temperature", "size"), [(0.0, 3), (1.0, 0)])
 @pytest.mark.parametrize("name", CHECKPOINTS)
 @torch.no_grad()
@@ -356,7 +355,6 @@ def test_the_package_speculators_computes_the_same(tmp_path: Path) -> None:
         torch.testing.assert_close(row[0], scores[k], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore::specbench_ss.errors.ServingWarning")
 @pytest.mark.parametrize(
     ("layout", "parts"),
     [
@@ -395,22 +393,6 @@ def test_what_a_layout_cannot_describe_is_one_line(parts: dict[str, int], report
     if parts is RECURRENT_HEAD:
         with pytest.raises(UserError, match="Domino"):
             config_of(drafter, target)
-
-
-SERVED_OTHERWISE: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
-    "Domino": (*CHECKPOINTS["Domino, shifted"], "no recurrent head (Domino)"),
-    "convolutions alone": (*CHECKPOINTS["z-lab, convolutions"], "both convolutions and a candidate selector"),
-    "no group size": (tensors(2, True), speculators(), 'needs "selector_top_k": set it to 16'),
-}
-SERVED_OTHERWISE["no group size"][1].pop("selector_top_k")
-
-
-@pytest.mark.parametrize("name", SERVED_OTHERWISE)
-def test_models_check_warns_of_what_vllm_serves_otherwise(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    weights, config, stated = SERVED_OTHERWISE[name]
-    check_warned(f"dflash[weights={folder(tmp_path / 'd', weights, config)}]", stated, tmp_path, capsys)
 
 
 FULL = tensors(2, True)

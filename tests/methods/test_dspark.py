@@ -25,7 +25,7 @@ from specbench_ss.models.checkpoint import read_tensors, write_checkpoint
 from specbench_ss.models.tiny import tiny_target
 from tests.methods import oracles
 from tests.methods.reference_drafter import Reference, draft_words, folder, layer_weights, refused
-from tests.methods.refused_runs import check_refused_run, check_warned
+from tests.methods.refused_runs import check_refused_run
 from tests.tiny import tiny_model
 
 H, V, HEADS, KV, HD, FFN, D, B, R, MASK, WORDS = 32, 61, 4, 2, 12, 40, 2, 4, 6, 7, 40
@@ -105,7 +105,6 @@ class Watching(DSpark):
         return tokens, q
 
 
-@pytest.mark.filterwarnings("ignore::specbench_ss.errors.ServingWarning")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", CHECKPOINTS)
 @torch.no_grad()
@@ -341,7 +340,6 @@ def test_the_package_speculators_computes_the_same(kind: Any, tmp_path: Path) ->
     torch.testing.assert_close(drafter.confidence(states, before), model.confidence_head(features))
 
 
-@pytest.mark.filterwarnings("ignore::specbench_ss.errors.ServingWarning")
 @pytest.mark.parametrize("shape", [{}, {"kind": "gated", "draft_vocab": 20}, {"rank": 0, "confidence": False}])
 def test_what_is_written_is_read_again(shape: dict[str, Any], tmp_path: Path) -> None:
     target = Target(tiny_model("llama"))
@@ -353,20 +351,11 @@ def test_what_is_written_is_read_again(shape: dict[str, Any], tmp_path: Path) ->
         torch.testing.assert_close(again.state_dict()[name].float(), tensor.float(), atol=1e-3, rtol=1e-3)
 
 
-SERVED_OTHERWISE: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
-    "no statement of the anchor": (tensors(), speculators(), '"sample_from_anchor" as false'),
-    "gated": (tensors("gated"), deepspec(markov_head_type="gated"), "no Markov head of the kind gated"),
-    "causal": (tensors(), speculators(sliding_window_non_causal=False), "makes every layer causal"),
-}
-del SERVED_OTHERWISE["no statement of the anchor"][1]["sample_from_anchor"]
-
-
-@pytest.mark.parametrize("name", SERVED_OTHERWISE)
-def test_models_check_warns_of_what_vllm_serves_otherwise(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    weights, config, stated = SERVED_OTHERWISE[name]
-    check_warned(f"dspark[weights={folder(tmp_path / 'd', weights, config)}]", stated, tmp_path, capsys)
+def test_an_export_warns_of_a_head_that_vllm_does_not_have(tmp_path: Path) -> None:
+    target = Target(tiny_model("llama"))
+    decoder = DSpark(target, DSparkOptions(), random_drafter(target, kind="gated"))
+    with pytest.warns(UserWarning, match="dspark: vLLM has no Markov head of the kind gated"):
+        decoder.export(tmp_path)
 
 
 ZLAB = {**QWEN, "block_size": B, "dflash_config": {"target_layer_ids": [0, 1, 2], "mask_token_id": MASK}}

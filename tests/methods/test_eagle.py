@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,6 @@ from specbench_ss.methods.eagle.decode import (
 from specbench_ss.methods.eagle.drafter import Drafter, new_eagle, random_eagle
 from tests.methods.reference_drafter import Reference, draft_words, layer_weights, refused
 from tests.methods.reference_drafter import folder as written
-from tests.methods.refused_runs import check_warned
 from tests.tiny import paths, tiny_model
 
 H, V, HEADS, KV, HD, FFN, WORDS = 32, 61, 4, 2, 8, 48, 40
@@ -176,43 +174,6 @@ def test_eagle_1_drafts_what_its_description_states(
 
 
 BIAS = {f"layers.0.self_attn.{n}.bias": torch.zeros(r) for n, r in (("q_proj", H), ("k_proj", 16), ("v_proj", 16))}
-
-
-@pytest.mark.parametrize(
-    ("tensors", "about", "stated"),
-    [
-        (eagle1(), {}, "drops fc.bias"),
-        (eagle1(), {"bias": True}, 'drops fc.bias and takes "bias": true in config.json for attention biases'),
-        (eagle1(bias=False), {"bias": True}, 'delete "bias" from config.json'),
-        ({**eagle1(bias=False), **BIAS}, {"bias": True}, 'delete "bias" from config.json'),
-    ],
-)
-def test_biases_that_vllm_misreads_are_warned_of_once(
-    tensors: dict[str, Tensor], about: dict[str, Any], stated: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    weights = folder(tmp_path / "e", tensors, **about)
-    check_warned(f"eagle[weights={weights}]", stated, tmp_path, capsys)
-    with warnings.catch_warnings(record=True) as reported:
-        warnings.simplefilter("default")
-        target, options = Target(tiny_model("llama")), EagleOptions(weights=weights)
-        Eagle.check(options, target)
-        assert Eagle.load(target, options).drafter.fc.bias is None or "fc.bias" in tensors
-    assert [stated in str(warning.message) for warning in reported] == [True]
-
-
-@pytest.mark.parametrize(
-    ("tensors", "about"),
-    [
-        (eagle1(bias=False), {}),
-        (eagle1(bias=False), {"bias": False}),
-        ({**eagle1(bias=False), **BIAS, "layers.0.self_attn.o_proj.bias": torch.zeros(H)}, {"bias": True}),
-    ],
-)
-def test_biases_that_vllm_reads_as_they_are_meant_are_not_warned_of(
-    tensors: dict[str, Tensor], about: dict[str, Any], tmp_path: Path, recwarn: pytest.WarningsRecorder
-) -> None:
-    Eagle.check(EagleOptions(weights=folder(tmp_path / "e", tensors, **about)), Target(tiny_model("llama")))
-    assert not recwarn.list
 
 
 def test_a_new_drafter_has_no_bias_and_states_so() -> None:

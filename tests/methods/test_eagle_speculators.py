@@ -247,7 +247,7 @@ def test_both_layouts_draft_the_same(words: int, target: Target, tmp_path: Path)
 def test_what_was_read_is_written_again(name: str, target: Target, tmp_path: Path) -> None:
     config, embed = VARIANTS[name]
     one = read(target, folder(tmp_path / "one", tensors_of(config, embed), config))
-    made = checkpoint.config_of(one.drafter, one.config, one.layers, 3, target)
+    made = checkpoint.config_of(one.drafter, one.layers, 3, target)
     write_checkpoint(tmp_path / "two", one.drafter, made, called=checkpoint.published_name)
     two = read(target, str(tmp_path / "two"))
     assert two.drafter.shape == one.drafter.shape and two.layers == one.layers
