@@ -45,6 +45,7 @@ from specbench_ss.training.losses import (
     loss_option,
     mean_loss,
 )
+from specbench_ss.training.masks import group_visibility, text_visibility
 
 BLOCKS_PER_PASS = 32  # of a row: their positions are keys of the same pass, hidden from the other blocks
 
@@ -193,16 +194,10 @@ class DFlashTrainer(BlockTrainer):
     def _masks(self, batch: Batch, at: Tensor) -> list[Tensor | None]:
         """Return masks [B, 1, A * size, T + A * size], one per layer: context before the root, and the block."""
         shape, (b, t) = self.module.shape, batch.ids.shape
-        keys, same_anchor = (
-            torch.arange(t, device=at.device),
-            torch.eye(at.shape[1], dtype=torch.bool, device=at.device),
-        )
-        masks = {}
+        keys, text, masks = torch.arange(t, device=at.device), text_visibility(at, t, batch.documents)[:, :, None], {}
         for layer_mask in set(shape.layer_masks):
-            context = layer_mask.context(at + 1, shape.block, keys)  # [B, A, size, T]
-            if batch.documents is not None:
-                context = context & batch.documents.same(at, t)[:, :, None]
-            block = torch.kron(same_anchor, layer_mask.block(shape.block, at.device))  # [A * size, A * size]
+            context = layer_mask.context(at + 1, shape.block, keys) & text  # [B, A, size, T]
+            block = group_visibility(layer_mask.block(shape.block, at.device), at.shape[1])
             masks[layer_mask] = torch.cat((context.flatten(1, 2), block.expand(b, -1, -1)), -1)[:, None]
         return [masks[layer_mask] for layer_mask in shape.layer_masks]
 
@@ -429,16 +424,11 @@ class PEagleTrainer(BlockTrainer):
         b, t = batch.ids.shape
         at = torch.cat((torch.arange(t, device=anchor.device).expand(b, -1), anchor), 1)  # [B, T + R]
         deep = torch.cat((depth.new_zeros(t), depth))
-        keys = torch.arange(t, device=anchor.device)
         same_anchor = (at[:, :, None] == anchor[:, None]) & (deep[:, None] >= depth)  # [B, T + R, R]
         masks: dict[int | None, Tensor] = {}
         for window in set(self.module.shape.windows):
-            true = keys <= at[..., None]  # [B, T + R, T]
-            if window is not None:
-                true &= keys > (at + deep)[..., None] - window
-            if batch.documents is not None:
-                true &= batch.documents.same(at, t)
-            masks[window] = torch.cat((true, same_anchor), -1)[:, None]
+            text = text_visibility(at, t, batch.documents, window, deep)
+            masks[window] = torch.cat((text, same_anchor), -1)[:, None]
         return [masks[window] for window in self.module.shape.windows]
 
     def labels(self, batch: Batch) -> Tensor:

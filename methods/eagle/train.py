@@ -28,6 +28,7 @@ from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.options import Bounded, option
 from specbench_ss.training.batch import BaseStates, Batch
 from specbench_ss.training.losses import TOP, LossKind, head_sums, loss_option, mean_loss
+from specbench_ss.training.masks import text_visibility
 
 NOISE_LENGTH = 512  # the published noise is for rows of this length; longer rows get less
 PUBLISHED_DEPTH = 5  # of the static tree: levels for which accuracies are measured
@@ -44,19 +45,23 @@ class UnrolledTrainer(FeatureTrainer):
         at, t = batch.anchors.at, batch.ids.shape[1]
         slots = torch.arange(t, device=at.device).expand(len(at), -1)
         positions, cache = batch.positions, PrefixCache({0: None}, mains=t)
-        out = self.run_slots(batch, slots, positions, self.module.fuse(features), cache, 0, visible(batch, slots))
+        out = self.run_slots(batch, slots, positions, self.module.fuse(features), cache, 0, causal_mask(batch))
         state = out.gather(1, at[..., None].expand(-1, -1, out.shape[-1]))
         yield state
-        positions = positions.gather(1, at)
+        positions, mask = positions.gather(1, at), text_visibility(at, t, batch.documents)
+        own_level = torch.eye(at.shape[1], dtype=torch.bool, device=at.device).expand(len(at), -1, -1)
         for j in range(1, levels):
-            cache = PrefixCache(cache.kept, mains=at.shape[1])
-            state = self.run_slots(batch, at, positions + j, state, cache, j, visible(batch, at, j))
+            cache, mask = PrefixCache(cache.kept, mains=at.shape[1]), torch.cat((mask, own_level), -1)
+            state = self.run_slots(batch, at, positions + j, state, cache, j, mask[:, None])
             yield state
 
     def run_slots(
         self, batch: Batch, at: Tensor, positions: Tensor, state: Tensor, cache: Any, level: int, mask: Tensor | None
     ) -> Tensor:
-        """Return the outputs of slots at [B, r] with their states [B, r, h] and the tokens `level` after their next."""
+        """Return the outputs of slots at [B, r] with their states [B, r, h] and the tokens `level` after their next.
+
+        mask: bool [B, 1, r, keys]; None = causal.
+        """
         following = (at + 1 + level).clamp_max(batch.ids.shape[1] - 1)
         tokens = self.module.embed(batch.ids.gather(1, following), self.target)
         out: Tensor = self.module(tokens, state, cache, mask, self.rotary(positions, state.dtype))
@@ -81,16 +86,12 @@ class UnrolledTrainer(FeatureTrainer):
         return torch.stack(hits), (labels != -100).sum((0, 1))
 
 
-def visible(batch: Batch, at: Tensor, level: int = 0) -> Tensor | None:
-    """Return the mask of slots at [B, r], bool [B, 1, r, T + level * r]; None: causal, for rows of one text."""
-    t, r = batch.ids.shape[1], at.shape[1]
-    if batch.documents is None and not level:
+def causal_mask(batch: Batch) -> Tensor | None:
+    """Return the mask of whole rows, bool [B, 1, T, T]; None = causal, for rows of one text."""
+    if batch.documents is None:
         return None
-    true = torch.arange(t, device=at.device) <= at[..., None]  # [B, r, T]
-    if batch.documents is not None:
-        true = true & batch.documents.same(at, t)
-    own_levels = torch.eye(r, dtype=torch.bool, device=at.device).expand(len(at), -1, -1)
-    return torch.cat((true, *[own_levels] * level), -1)[:, None]
+    b, t = batch.ids.shape
+    return text_visibility(torch.arange(t, device=batch.ids.device).expand(b, -1), t, batch.documents)[:, None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,9 @@ from specbench_ss.methods._shared.fine_tuned import lora_parameters, save_lora, 
 from specbench_ss.methods.medusa.heads import HEADS_FILES, MedusaHeads
 from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.options import Bounded, option
-from specbench_ss.training.batch import BaseStates, Batch, Documents, base_states, run_rows
+from specbench_ss.training.batch import BaseStates, Batch, base_states, run_rows
 from specbench_ss.training.losses import TOP, LossKind, LossWarmup, head_loss, loss_option, topk_predictions
+from specbench_ss.training.masks import Documents
 from specbench_ss.training.trainer import DrafterTrainer
 
 DECAY = 0.8

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.methods.eagle.drafter import MOST_DEPTH
-from specbench_ss.methods.eagle.train import UnrolledTrainer, visible
+from specbench_ss.methods.eagle.train import UnrolledTrainer, causal_mask
 from specbench_ss.methods.mtp.checkpoint import config_of
 from specbench_ss.methods.mtp.heads import MTPDrafter, new_head
 from specbench_ss.models.checkpoint import write_checkpoint
@@ -59,7 +59,7 @@ class MTPTrainer(UnrolledTrainer):
         """Yield output states [B, A, h] at the anchors, step after step; step j of anchor t predicts x_{t+2+j}."""
         at = batch.anchors.at
         slots = torch.arange(batch.ids.shape[1], device=at.device).expand(len(at), -1)
-        state, mask = self.module.fuse(features), visible(batch, slots)
+        state, mask = self.module.fuse(features), causal_mask(batch)
         for j in range(levels):
             state = self.run_slots(batch, slots, batch.positions, state, None, j, mask)
             yield state.gather(1, at[..., None].expand(-1, -1, state.shape[-1]))

@@ -21,10 +21,10 @@ from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fine_tuned import lora_parameters, with_lora
 from specbench_ss.methods.space.model import MaskToken, save
-from specbench_ss.methods.ss.layers import own_streams, stream_positions
 from specbench_ss.options import Bounded, option
-from specbench_ss.training.batch import BaseStates, Batch, Documents, additive
+from specbench_ss.training.batch import BaseStates, Batch
 from specbench_ss.training.losses import head_loss
+from specbench_ss.training.masks import Documents, additive, draft_positions, draft_visibility, text_visibility
 from specbench_ss.training.trainer import DrafterTrainer
 
 
@@ -84,27 +84,21 @@ class SPACETrainer(DrafterTrainer):
         """Return final states [B, T, h] of ids [B, T], and [B, A, k, h] of the masks after each `at` [B, A]."""
         target, k, t = self.tuned, self.mask.masks, ids.shape[1]
         text_positions = torch.arange(t, device=ids.device).expand_as(ids) if documents is None else documents.places
-        positions = torch.cat((text_positions, stream_positions(target, text_positions.gather(1, at), k)), 1)
+        steps = torch.arange(1, k + 1, device=ids.device)
+        ahead = draft_positions(text_positions.gather(1, at), steps, target.context_length)
+        positions = torch.cat((text_positions, ahead), 1)
         x = self.mask.embed(target, ids, positions, at.shape[1] * k)
-        mask = additive(self._visible(t, at, documents), x.dtype)
+        mask = additive(self._visible(t, at, steps, documents), x.dtype)
         cache = PrefixCache(dict.fromkeys(range(target.n_layers)))
         (x,) = target.run(x, 0, target.n_layers, cache, mask, target.rotary(positions))
         x = target.family.norm(x)
         return x[:, :t], x[:, t:].unflatten(1, (-1, k))
 
-    def _visible(self, t: int, at: Tensor, documents: Documents | None) -> Tensor:
-        """Return the attention mask, bool [B, T + A*k, T + A*k].
-
-        A mask attends to what its token attends to, and to its group up to itself.
-        """
-        b, a = at.shape
-        keys = torch.arange(t, device=at.device)
-        main = (keys <= keys[:, None]).expand(b, -1, -1)
-        if documents is not None:
-            main = main & documents.same(keys.expand(b, -1), t)
-        prefix = main.gather(1, at[..., None].expand(-1, -1, t)).repeat_interleave(self.mask.masks, 1)
-        own_group = own_streams(a, self.mask.masks, at.device).expand(b, -1, -1)
-        return torch.cat((F.pad(main, (0, own_group.shape[1])), torch.cat((prefix, own_group), 2)), 1)
+    def _visible(self, t: int, at: Tensor, steps: Tensor, documents: Documents | None) -> Tensor:
+        """Return the attention mask of the text and the masks after it, bool [B, T + A*k, T + A*k]."""
+        drafts = draft_visibility(at, steps, t, documents)
+        text = text_visibility(torch.arange(t, device=at.device).expand(len(at), -1), t, documents)
+        return torch.cat((F.pad(text, (0, drafts.shape[1])), drafts), 1)
 
     def save(self, folder: Path, about: dict[str, Any]) -> None:
         """Write the mask and the LoRA in the format of `space`."""

@@ -30,7 +30,7 @@ from specbench_ss.methods._shared.draft_vocabulary import DraftVocabulary
 from specbench_ss.methods.ss.config import StreamConfig, StreamPosition
 
 if TYPE_CHECKING:
-    from specbench_ss.training.batch import Documents
+    from specbench_ss.training.masks import Documents
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,6 @@ from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.layers import (
     Layout,
     Streams,
-    own_streams,
     run_masked,
     segment_visibility,
     steps_ahead,
@@ -42,8 +41,9 @@ from specbench_ss.methods.ss.layers import (
 )
 from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.options import Bounded, option
-from specbench_ss.training.batch import BaseStates, Batch, Documents, additive, run_rows
+from specbench_ss.training.batch import BaseStates, Batch, run_rows
 from specbench_ss.training.losses import LossKind, LossWarmup, head_loss, head_sums, loss_option, mean_loss
+from specbench_ss.training.masks import Documents, additive, draft_visibility
 from specbench_ss.training.trainer import DrafterTrainer, checkpointing_option
 
 SHARED_RANK = 32  # of the 2024 baseline
@@ -280,29 +280,11 @@ class StreamsTrainer(StreamTrainer):
         return logits
 
     def _masks(self, at: Tensor, t: int, dtype: torch.dtype, documents: Documents | None) -> list[Tensor]:
-        """Return the mask of every MSA layer, shared by layers with the same sliding window."""
+        """Return the masks [B, 1, a*gamma, T + a*gamma] of the MSA layers, one for each sliding window."""
         windows = [block.window for block in self.target.family.blocks[self.first_msa_layer :]]
-        masks = {window: self._mask(at, t, dtype, window, documents) for window in dict.fromkeys(windows)}
+        steps = steps_ahead(self.ahead, self.shape.stream_position, at.device)
+        masks = {w: additive(draft_visibility(at, steps, t, documents, w), dtype) for w in set(windows)}
         return [masks[window] for window in windows]
-
-    def _mask(self, at: Tensor, t: int, dtype: torch.dtype, window: int | None, documents: Documents | None) -> Tensor:
-        """Return the additive mask [B, 1, a*gamma, T + a*gamma]: main keys up to the anchor, own streams up to oneself.
-
-        Main keys are of the anchor's document only, and with a sliding window less than `window` positions back.
-        """
-        g, a = self.ahead, at.shape[1]
-        keys = torch.arange(t, device=at.device)
-        main = keys <= at[..., None]
-        if documents is not None:
-            main = main & documents.same(at, t)
-        main = main.repeat_interleave(g, 1)  # [B, a*gamma, T]
-        own = own_streams(a, g, at.device).expand(at.shape[0], -1, -1)
-        if window is not None:
-            ahead = steps_ahead(g, self.shape.stream_position, at.device)
-            positions = (at[..., None] + ahead).flatten(1)  # [B, a*gamma]
-            main = main & (positions[..., None] - keys < window)
-            own = own & (positions[..., None] - positions[:, None] < window)
-        return additive(torch.cat((main, own), 2), dtype)
 
 
 KeysAndValues = list[tuple[Tensor, Tensor]]  # of main rows, one entry per MSA layer, each [B, kv_heads, t, d]

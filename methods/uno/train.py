@@ -22,7 +22,6 @@ from torch.utils.checkpoint import checkpoint
 from specbench_ss.engine.kv_cache import PrefixCache
 from specbench_ss.engine.target import Target
 from specbench_ss.methods._shared.fine_tuned import ADAPTER, ADAPTER_CONFIG, DOWN, PREFIX, UP
-from specbench_ss.methods.ss.layers import own_streams, stream_positions
 from specbench_ss.methods.uno.lora import (
     MOST_BLOCK,
     RowLora,
@@ -34,8 +33,9 @@ from specbench_ss.methods.uno.lora import (
 from specbench_ss.models.checkpoint import public_name, write_config
 from specbench_ss.options import Bounded, option
 from specbench_ss.storage import ordinary_mode
-from specbench_ss.training.batch import BaseStates, Batch, Documents, additive
+from specbench_ss.training.batch import BaseStates, Batch
 from specbench_ss.training.losses import MAX_LOGITS, LossKind, head_sums, loss_option, mean_loss
+from specbench_ss.training.masks import additive, draft_positions, draft_visibility
 from specbench_ss.training.trainer import DrafterTrainer
 
 
@@ -94,32 +94,17 @@ class UNOTrainer(DrafterTrainer):
         """Return normed states [B, a, block - 1, h] of the rows of noise behind the anchors at [B, a]."""
         target, g, documents = self.target, self.ahead, states.documents
         places = at if documents is None else documents.places.gather(1, at)
-        positions = stream_positions(target, places, g)  # [B, a * g]
+        steps = torch.arange(1, g + 1, device=at.device)
+        positions = draft_positions(places, steps, target.context_length)  # [B, a * g]
         noise = noise_tokens(self.noise, places, ids.gather(1, at)).flatten(1)
         x = target.embed(noise, positions)
         cache, rotary, t = PrefixCache(states.kv), target.rotary(positions), ids.shape[1]
         windows = {block.window for block in self.blocks}
-        masks = {window: self._mask(at, positions, t, x.dtype, window, documents) for window in windows}
+        masks = {w: additive(draft_visibility(at, steps, t, documents, w), x.dtype) for w in windows}
         for block in self.blocks:
             x = block(x, cache, masks[block.window], rotary)
         final: Tensor = target.family.norm(x).unflatten(1, (at.shape[1], g))
         return final
-
-    def _mask(
-        self, at: Tensor, positions: Tensor, t: int, dtype: torch.dtype, window: int | None, documents: Documents | None
-    ) -> Tensor:
-        """Return the additive mask [B, 1, a*g, T + a*g]: true tokens up to the anchor, noise of the block up to it."""
-        g, keys = self.ahead, torch.arange(t, device=at.device)
-        true = keys <= at[..., None]
-        key_places = keys.expand(len(at), -1)
-        if documents is not None:
-            true, key_places = true & documents.same(at, t), documents.places
-        true = true.repeat_interleave(g, 1)
-        own = own_streams(at.shape[1], g, at.device).expand(len(at), -1, -1)
-        if window is not None:
-            true = true & (positions[..., None] - key_places[:, None] < window)
-            own = own & (positions[..., None] - positions[:, None] < window)
-        return additive(torch.cat((true, own), 2), dtype)
 
     def save(self, folder: Path, about: dict[str, Any]) -> None:
         """Write the LoRA as peft does, and config.json."""

@@ -26,9 +26,10 @@ from specbench_ss.reports.paper.training import VariantsExperiment, lab_text, tr
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.report import Bench, Claim, Experiment, Request, Result, Value
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.training.batch import Anchors, BaseStates, Batch, additive, base_states, future_labels
+from specbench_ss.training.batch import Anchors, BaseStates, Batch, base_states, future_labels
 from specbench_ss.training.loop import Budget, DrafterText
 from specbench_ss.training.losses import head_loss, head_sums
+from specbench_ss.training.masks import additive
 from specbench_ss.training.trainer import DrafterTrainer
 
 # -- figures 11 and 12 (a): multi-stream-attention (MSA) layers ---------------------------------------------------

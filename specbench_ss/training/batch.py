@@ -1,8 +1,8 @@
-"""Training batches: anchors, labels, documents and the frozen base's states."""
+"""Training batches: anchors, labels and the frozen base's states."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.target import AnyCache, Target
+from specbench_ss.training.masks import Documents
 
 
 @dataclass(slots=True)
@@ -26,32 +27,6 @@ class Anchors:
 
     at: Tensor
     labels: Tensor
-
-
-@dataclass(slots=True)
-class Documents:
-    """Several independent texts per row, as prompts are in decoding.
-
-    numbers: int64 [B, T], index of each token's text, ascending; -1 in padding. places: int64 [B, T], position in it.
-    """
-
-    numbers: Tensor
-    places: Tensor
-
-    def to(self, device: torch.device) -> Documents:
-        """Return a copy of the documents on the device."""
-        return Documents(self.numbers.to(device), self.places.to(device))
-
-    def same(self, at: Tensor, until: int) -> Tensor:
-        """Return bool [B, q, until]: True if rows `at` [B, q] and keys 0..until-1 belong to one text."""
-        return self.numbers.gather(1, at)[..., None] == self.numbers[:, None, :until]
-
-    def masks(self, widths: Iterable[int | None], dtype: torch.dtype) -> dict[int | None, Tensor]:
-        """Return {width: additive mask [B, 1, T, T]}, causal within each text. width: a sliding window's, or None."""
-        columns = torch.arange(self.numbers.shape[1], device=self.numbers.device)
-        distance = columns[:, None] - columns  # [T, T], how far back a key is
-        visible = self.same(columns.expand(len(self.numbers), -1), len(columns)) & (distance >= 0)
-        return {w: additive(visible if w is None else visible & (distance < w), dtype) for w in dict.fromkeys(widths)}
 
 
 @dataclass(slots=True)
@@ -93,13 +68,6 @@ class Batch:
         anchors = Anchors(self.anchors.at[chosen], self.anchors.labels[chosen])
         documents = None if d is None else Documents(d.numbers[chosen], d.places[chosen])
         return Batch(self.ids[chosen], self.labels[chosen], anchors, documents, self.whole)
-
-
-def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the additive mask [B, 1, q, k] of a bool mask [B, q, k]."""
-    return torch.zeros(visible.shape, device=visible.device, dtype=dtype).masked_fill_(
-        ~visible, torch.finfo(dtype).min
-    )[:, None]
 
 
 def future_labels(ids: NDArray[np.int64], answer: NDArray[np.bool_], end: int, ahead: int) -> NDArray[np.int64]:

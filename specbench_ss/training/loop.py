@@ -30,9 +30,10 @@ from torch import Tensor, nn
 from specbench_ss import storage, user_files
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, os_reason
-from specbench_ss.training.batch import BaseStates, Batch, Documents, base_states, future_labels, pick_anchors
+from specbench_ss.training.batch import BaseStates, Batch, base_states, future_labels, pick_anchors
 from specbench_ss.training.data import TrainingRows, positions
 from specbench_ss.training.distributed import DistributedContext
+from specbench_ss.training.masks import Documents
 from specbench_ss.training.trainer import DrafterTrainer
 
 CHECKPOINT = "checkpoint.pt"

@@ -10,8 +10,9 @@ from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.training.batch import Anchors, Batch, Documents
+from specbench_ss.training.batch import Anchors, Batch
 from specbench_ss.training.loop import DrafterText
+from specbench_ss.training.masks import Documents
 
 
 def answers_of(ids: Tensor, first: int, ahead: int = 3) -> Batch:

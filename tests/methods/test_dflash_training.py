@@ -22,9 +22,10 @@ from specbench_ss.methods.block_drafters.dflash import BlockAttention, config_of
 from specbench_ss.methods.block_drafters.train import DFlashTrainer, DFlashTraining
 from specbench_ss.methods.medusa.train import MedusaTrainer, MedusaTraining
 from specbench_ss.models.checkpoint import write_checkpoint
-from specbench_ss.training.batch import BaseStates, Batch, Documents, base_states
+from specbench_ss.training.batch import BaseStates, Batch, base_states
 from specbench_ss.training.distributed import DistributedContext
 from specbench_ss.training.loop import Budget, DrafterLoop
+from specbench_ss.training.masks import Documents
 from tests.methods.batches import batch_of, text_of
 from tests.tiny import SOME, thorough, tiny_model
 

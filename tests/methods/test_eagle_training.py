@@ -28,9 +28,10 @@ from specbench_ss.methods.eagle.train import (
 )
 from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.models.tiny import randomise
-from specbench_ss.training.batch import BaseStates, Batch, Documents, base_states
+from specbench_ss.training.batch import BaseStates, Batch, base_states
 from specbench_ss.training.distributed import DistributedContext
 from specbench_ss.training.loop import Budget, DrafterLoop, DrafterText
+from specbench_ss.training.masks import Documents
 from tests.methods.batches import batch_of, text_of
 from tests.tiny import SOME, tiny_model
 

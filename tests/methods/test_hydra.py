@@ -25,7 +25,8 @@ from specbench_ss.methods.hydra.decode import Hydra, HydraOptions
 from specbench_ss.methods.hydra.heads import Prefix
 from specbench_ss.methods.hydra.train import HydraTrainer, HydraTraining
 from specbench_ss.models.tiny import randomise
-from specbench_ss.training.batch import Anchors, Batch, Documents, base_states
+from specbench_ss.training.batch import Anchors, Batch, base_states
+from specbench_ss.training.masks import Documents
 from tests.methods.exactness import PROMPTS
 from tests.tiny import paths, tiny_model
 

@@ -19,9 +19,10 @@ from specbench_ss.engine.tree import DraftTree
 from specbench_ss.methods.mtp.decode import MTP, MTPOptions
 from specbench_ss.methods.mtp.train import MTPTrainer, MTPTraining
 from specbench_ss.models.tiny import randomise
-from specbench_ss.training.batch import Batch, Documents, base_states
+from specbench_ss.training.batch import Batch, base_states
 from specbench_ss.training.distributed import DistributedContext
 from specbench_ss.training.loop import Budget, DrafterLoop
+from specbench_ss.training.masks import Documents
 from tests.methods.batches import batch_of, text_of
 from tests.methods.reference_mtp import Reference, model_of
 from tests.tiny import tiny_model

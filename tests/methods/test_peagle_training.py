@@ -21,9 +21,10 @@ from specbench_ss.methods.block_drafters.decode import PEagle, PEagleOptions
 from specbench_ss.methods.block_drafters.peagle import config_of, new_drafter, random_drafter
 from specbench_ss.methods.block_drafters.train import PEagleTrainer, PEagleTraining
 from specbench_ss.models.checkpoint import write_checkpoint
-from specbench_ss.training.batch import BaseStates, Batch, Documents, base_states
+from specbench_ss.training.batch import BaseStates, Batch, base_states
 from specbench_ss.training.distributed import DistributedContext
 from specbench_ss.training.loop import Budget, DrafterLoop
+from specbench_ss.training.masks import Documents
 from tests.methods.batches import batch_of, text_of
 from tests.tiny import SOME, thorough, tiny_model
 

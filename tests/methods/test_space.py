@@ -22,8 +22,9 @@ from specbench_ss.methods.space.decode import SPACE, SPACEAROptions, SPACEAutore
 from specbench_ss.methods.space.model import MaskToken, rows_of, save
 from specbench_ss.methods.space.train import MaskOptions, SPACETrainer
 from specbench_ss.models.load import load_target
-from specbench_ss.training.batch import Anchors, BaseStates, Batch, Documents
+from specbench_ss.training.batch import Anchors, BaseStates, Batch
 from specbench_ss.training.loop import Budget, DrafterLoop, DrafterText
+from specbench_ss.training.masks import Documents
 from specbench_ss.training.session import run
 from specbench_ss.training.trainer import TrainConfig
 from tests.methods.decoders import randomise

@@ -13,6 +13,7 @@ from specbench_ss.methods.ss.train import SharedTrainer, StreamsTrainer, carrier
 from specbench_ss.training.batch import BaseStates, Batch, base_states
 from specbench_ss.training.data import TrainingRows
 from specbench_ss.training.loop import Budget, PackedText
+from specbench_ss.training.masks import Documents, draft_visibility
 from tests.methods.decoders import randomise
 from tests.tiny import SOME, WITHOUT_WINDOW, tiny_model
 
@@ -83,6 +84,21 @@ def test_shared_mode(kind: str, attends: bool, position: StreamPosition) -> None
             single.documents = None
             apart.append(logits(single))
         torch.testing.assert_close(packed, torch.cat(apart, 1), atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_drafted_row_attends_to_its_text_up_to_its_anchor_and_to_earlier_rows_of_it(window: int | None) -> None:
+    of = [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, -1, -1]
+    at, steps, widest = [5, 8, 7], [1, 2, 3, 4], window or len(of) + 4
+    documents = Documents(torch.tensor([of]), torch.zeros(1, len(of)))
+    rows = [(a, s) for a in at for s in steps]
+    wanted = [
+        [k <= a and of[k] == of[a] and a + s - k < widest for k in range(len(of))]
+        + [a == b and 0 <= s - r < widest for b, r in rows]
+        for a, s in rows
+    ]
+    found = draft_visibility(torch.tensor([at]), torch.tensor(steps), len(of), documents, window)
+    assert found.tolist() == [wanted]
 
 
 def test_segments_of_packed_rows() -> None:
