@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,17 @@ if TYPE_CHECKING:  # the controller of xdist runs no test and needs no torch
 
 collect_ignore = ["plugin_pkg"]  # its test needs the package to be installed: tests/methods/test_plugin.py
 MakeRun = Callable[..., Path]
+MEMORY = Path("/dev/shm")
+ROOM = 4 << 30  # bytes; the files of all tests are a tenth of it
+
+
+def pytest_configure() -> None:
+    """Keep temporary files in memory where it has room: to remove a folder takes a disk 3 ms, and there are thousands.
+
+    Nothing is changed for those who chose a place themselves.
+    """
+    if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -47,6 +59,16 @@ torch_kernels_in_module = pytest.fixture(_without_native_kernels, scope="module"
 def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that ends gives all objects back to the collector, which takes the next one a third of a second."""
     monkeypatch.setattr(gc, "unfreeze", lambda: None)
+
+
+@pytest.fixture(autouse=True)
+def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for no disk, for which a fabricated run would wait a hundred times; a descriptor must be an open one."""
+
+    def fsync(descriptor: int) -> None:
+        os.fstat(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
 
 
 @pytest.fixture(scope="session")
