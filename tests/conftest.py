@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 import signal
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,9 +32,32 @@ def pytest_configure() -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that take long come first, so that none of them is left to one process when the others are done."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Those that take long come first, so that none of them is left to one process when the others are done.
+
+    Of a test that is marked as `few`, the quick suite has some cases alone.
+    """
+    cases = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        if item.get_closest_marker("few"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    left_out = set[pytest.Item]()
+    if cases and os.environ.get("SSBENCH_THOROUGH", "") in ("", "0"):
+        for every in cases.values():
+            left_out |= {*every}.difference(_spread(every))
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def _spread(every: list[pytest.Item]) -> list[pytest.Item]:
+    """Return as many cases as the mark states, the first among them.
+
+    Their distances are those of a golden section, so that where two parameters have cases, both vary.
+    """
+    mark = every[0].get_closest_marker("few")
+    return sorted(every, key=lambda item: every.index(item) * 0.618034 % 1)[: mark.args[0] if mark else None]
 
 
 def pytest_collection_finish() -> None:

@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -62,9 +63,7 @@ def module(command: Sequence[str], **given: Any) -> Forked:
     return Forked(run, keep=given.get("pass_fds", ()))
 
 
-def _run(
-    function: Callable[[], Any], output: Path, env: Mapping[str, str], keep: Sequence[int] | None
-) -> NoReturn:
+def _run(function: Callable[[], Any], output: Path, env: Mapping[str, str], keep: Sequence[int] | None) -> NoReturn:
     code: Any = 1
     try:
         written = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -73,7 +72,8 @@ def _run(
         if keep is not None:
             for descriptor in map(int, os.listdir("/proc/self/fd")):
                 if descriptor > 2 and descriptor not in keep:
-                    _close(descriptor)
+                    with suppress(OSError):  # the folder that was listed
+                        os.close(descriptor)
         sys.stdout, sys.stderr = (open(n, "w", closefd=False) for n in (1, 2))  # noqa: SIM115
         os.environ.update(env)
         code = function()
@@ -86,10 +86,3 @@ def _run(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code if isinstance(code, int) else code is not None)
-
-
-def _close(descriptor: int) -> None:
-    try:
-        os.close(descriptor)
-    except OSError:  # the folder that was listed
-        pass

@@ -27,7 +27,7 @@ from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.models.tiny import tiny_model, tiny_target
 from specbench_ss.options import MethodSpec
-from tests.tiny import thorough
+from tests.tiny import few, thorough
 
 TYPES = list(cpu.PAIRS)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -234,6 +234,7 @@ def test_a_step_makes_few_python_calls(method: str, most: int, lab: Target) -> N
     assert 0 < calls <= most
 
 
+@few(2)
 @available
 @pytest.mark.parametrize("replace_mlp", [False, True], ids=["added", "instead"])
 @pytest.mark.parametrize("types", TYPES, ids=str)

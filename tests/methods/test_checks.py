@@ -21,7 +21,7 @@ from specbench_ss.methods.ss.decode import SpeculativeStreaming
 from specbench_ss.options import MethodSpec
 from tests.checks import architectures, plain, statistical
 from tests.tiny import METHODS as SOME_METHODS
-from tests.tiny import THOROUGH, instances, tiny_model
+from tests.tiny import THOROUGH, few, instances, tiny_model
 
 METHODS = registry.names(registry.METHODS)
 # of the quick suite: each acceptance rule and kind of draft distribution
@@ -65,6 +65,7 @@ def test_every_method_passes_the_checks_where_steps_are_replayed(name: str, monk
     check_decoder(partial(instances, name), architectures=(kind,), checks=checks, own_model=own_model)
 
 
+@few(3)
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_autoregressive_equals_transformers(kind: str) -> None:
     target = Target(tiny_model(kind))

@@ -24,7 +24,7 @@ from specbench_ss.methods.block_drafters.train import DSparkTrainer, DSparkTrain
 from specbench_ss.training.batch import base_states
 from specbench_ss.training.loop import Budget, DrafterLoop
 from tests.methods.batches import batch_of, text_of
-from tests.tiny import tiny_model
+from tests.tiny import few, tiny_model
 
 B = 4
 SHAPES: dict[str, dict[str, Any]] = {
@@ -56,6 +56,7 @@ LOSSES = [
 ]
 
 
+@few(4)
 @pytest.mark.parametrize(("shape", "kind"), LOSSES)
 @torch.no_grad()
 def test_the_loss_is_the_published_one(shape: str, kind: Any) -> None:

@@ -29,7 +29,7 @@ from specbench_ss.training.trainer import TrainConfig
 from tests.methods.decoders import randomise
 from tests.methods.exactness import assert_greedy_same, p_value
 from tests.methods.train.tokenizers_made import made_tokenizer
-from tests.tiny import SOME, WITHOUT_WINDOW, tiny_model
+from tests.tiny import SOME, WITHOUT_WINDOW, few, tiny_model
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 EMPTY = BaseStates(torch.empty(0), {}, {})
@@ -59,6 +59,7 @@ def target(request: pytest.FixtureRequest) -> Target:
     return Target(tiny_model(request.param))
 
 
+@few(3)
 @pytest.mark.parametrize("wrong", [0, 1, 99])
 def test_the_next_masks_are_those_of_a_fresh_pass(target: Target, wrong: int) -> None:
     """After each step, the masks behind the last accepted token are as if the text so far were the prompt."""
@@ -143,6 +144,7 @@ def test_training_sees_what_decoding_sees(kind: str, tmp_path: Path) -> None:
         assert torch.allclose(plain[0, 0], masks[0, 1], atol=1e-4)
 
 
+@few(1)
 @pytest.mark.parametrize("kind", ["llama", "opt"])
 def test_output_is_its_own_models(kind: str, tmp_path: Path) -> None:
     target, trainee = trained(kind)

@@ -26,7 +26,7 @@ from specbench_ss.models.checkpoint import find_drafter
 from specbench_ss.models.load import load_model_info
 from specbench_ss.models.resolve import LAB
 from tests.methods.train.tokenizers_made import made_tokenizer
-from tests.tiny import tiny_model
+from tests.tiny import few, tiny_model
 
 QUESTION = "What is 12 + 30? Explain it in one sentence."
 
@@ -101,6 +101,7 @@ def test_the_draft_reads_what_reading_everything_again_would_give(lab: Target, o
     assert seen > 3
 
 
+@few(1)
 @pytest.mark.parametrize("kinds", [("gpt", "llama"), ("llama", "gpt"), ("gpt", "gpt")])
 def test_greedy_equals_autoregressive_through_text(kinds: tuple[str, str]) -> None:
     """Random models state random bytes, characters cut in two among them."""

@@ -27,7 +27,7 @@ from specbench_ss.runs.run_dir import read_run
 from specbench_ss.time_limit import time_limit
 from tests.forked import Forked
 from tests.served.fake_server import ticking
-from tests.tiny import THOROUGH
+from tests.tiny import THOROUGH, few
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -95,6 +95,7 @@ def test_servers_answer_the_blocks_in_turn_and_all_ends_with_the_run(
     assert (tmp_path / "r" / "servers" / "plain.log").exists() and port_free(port)
 
 
+@few(4)
 @pytest.mark.parametrize(
     ("command", "stated"),
     [
