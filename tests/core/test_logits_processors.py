@@ -22,7 +22,7 @@ from specbench_ss.models.load import load_target
 from specbench_ss.models.tiny import tiny_tokenizer
 from specbench_ss.runs.output_match import judge
 from specbench_ss.runs.records import SampleRecord
-from tests.tiny import METHODS, few, instances, tiny_model
+from tests.tiny import METHODS, few, instances, thorough, tiny_model
 
 PROMPT = [3, 5, 4, 3, 6, 2, 5, 3, 1, 4]
 SETTINGS: tuple[dict[str, Any], ...] = (
@@ -76,6 +76,7 @@ class Guesses(Decoder):
         return DraftTree.from_parents([state.root, 1, 2, 1, 6], [-1, 0, 0, 1, 1])
 
 
+@thorough
 def test_sampled_tokens_follow_the_processed_distribution() -> None:
     target = target_with(repetition_penalty=2.0, suppress_tokens=[5])
     sampling, n, many = SamplingParams(1.3), 2, 1500

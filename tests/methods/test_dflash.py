@@ -33,7 +33,7 @@ from specbench_ss.models.tiny import tiny_target
 from tests.methods import oracles
 from tests.methods.reference_drafter import Reference, draft_words, folder, layer_weights, refused, watching
 from tests.methods.refused_runs import check_refused_run, check_warned
-from tests.tiny import few, tiny_model
+from tests.tiny import few, thorough, tiny_model
 
 H, V, HEADS, KV, HD, FFN, D, B, MASK, WORDS = 32, 61, 4, 2, 12, 40, 2, 5, 7, 40
 EPS, THETA = 1e-5, 5e4
@@ -151,6 +151,7 @@ def test_the_last_layer_is_read_after_the_final_norm(tmp_path: Path) -> None:
 # -- the package that writes the other layout, where it is installed -----------------------------------------------
 
 
+@thorough
 @torch.no_grad()
 def test_the_package_speculators_computes_the_same(tmp_path: Path) -> None:
     """Its own model, its own reading of a folder that is written here."""

@@ -39,7 +39,7 @@ from tests.methods import oracles
 from tests.methods.batches import batch_of, text_of
 from tests.methods.reference_drafter import Reference, draft_words, folder, layer_weights, refused
 from tests.methods.refused_runs import check_refused_run, check_warned
-from tests.tiny import few, tiny_model
+from tests.tiny import few, thorough, tiny_model
 
 H, V, HEADS, KV, HD, FFN, D, B, R, K, MASK = 32, 61, 4, 2, 12, 40, 2, 5, 6, 7, 7
 GRU, EMB = 9, 5
@@ -504,6 +504,7 @@ def test_the_selectors_loss_is_added(kind: Any) -> None:
     assert right.tolist() == pytest.approx(hits)
 
 
+@thorough
 def test_it_learns_and_what_is_saved_loads(tmp_path: Path) -> None:
     target = Target(tiny_model("llama"))
     torch.manual_seed(0)

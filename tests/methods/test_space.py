@@ -29,7 +29,7 @@ from specbench_ss.training.trainer import TrainConfig
 from tests.methods.decoders import randomise
 from tests.methods.exactness import assert_greedy_same, p_value
 from tests.methods.train.tokenizers_made import made_tokenizer
-from tests.tiny import SOME, WITHOUT_WINDOW, few, tiny_model
+from tests.tiny import SOME, WITHOUT_WINDOW, few, thorough, tiny_model
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 EMPTY = BaseStates(torch.empty(0), {}, {})
@@ -157,6 +157,7 @@ def test_output_is_its_own_models(kind: str, tmp_path: Path) -> None:
     assert generate(reference, PROMPT, StopParams(30), SamplingParams()).tokens != before
 
 
+@thorough
 def test_it_learns(tmp_path: Path) -> None:
     """A text that counts: masks learn what comes, and next tokens are not forgotten."""
     target = Target(tiny_model("llama"))

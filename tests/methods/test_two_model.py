@@ -99,6 +99,7 @@ def test_a_sampled_chain_has_one_distribution_for_each_token() -> None:
     assert tokens.shape == (3,) and probs is not None and probs.shape == (3, 7)
 
 
+@thorough
 def test_candidates_are_drawn_where_there_are_fewer_words_than_candidates() -> None:
     """The output is the target's all the same; what is drawn from many words the checks look at."""
     target = Target(tiny_model("llama", vocab=7, layers=2))
