@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +19,45 @@ if TYPE_CHECKING:  # the controller of xdist runs no test and needs no torch
 
 collect_ignore = ["plugin_pkg"]  # its test needs the package to be installed: tests/methods/test_plugin.py
 MakeRun = Callable[..., Path]
+MEMORY = Path("/dev/shm")
+ROOM = 4 << 30  # bytes; the files of all tests are a tenth of it
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that take long come first, so that none of them is left to one process when the others are done."""
+def pytest_configure() -> None:
+    """Keep temporary files in memory where it has room: to remove a folder takes a disk 3 ms, and there are thousands.
+
+    Nothing is changed for those who chose a place themselves.
+    """
+    if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Those that take long come first, so that none of them is left to one process when the others are done.
+
+    Of a test that is marked as `few`, the quick suite has some cases alone.
+    """
+    cases = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        if item.get_closest_marker("few"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    left_out = set[pytest.Item]()
+    if cases and os.environ.get("SSBENCH_THOROUGH", "") in ("", "0"):
+        for every in cases.values():
+            left_out |= {*every}.difference(_spread(every))
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def _spread(every: list[pytest.Item]) -> list[pytest.Item]:
+    """Return as many cases as the mark states, the first among them.
+
+    Their distances are those of a golden section, so that where two parameters have cases, both vary.
+    """
+    mark = every[0].get_closest_marker("few")
+    return sorted(every, key=lambda item: every.index(item) * 0.618034 % 1)[: mark.args[0] if mark else None]
 
 
 def pytest_collection_finish() -> None:
@@ -47,6 +83,16 @@ torch_kernels_in_module = pytest.fixture(_without_native_kernels, scope="module"
 def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that ends gives all objects back to the collector, which takes the next one a third of a second."""
     monkeypatch.setattr(gc, "unfreeze", lambda: None)
+
+
+@pytest.fixture(autouse=True)
+def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for no disk, for which a fabricated run would wait a hundred times; a descriptor must be an open one."""
+
+    def fsync(descriptor: int) -> None:
+        os.fstat(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
 
 
 @pytest.fixture(scope="session")

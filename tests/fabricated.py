@@ -25,7 +25,26 @@ STEP_S = {"ar": 0.010, "ss": 0.013, "ss-shared": 0.013, "ss-shared-ar": 0.010, "
 EVIL = "Answer with </script><script>alert(1)</script> & <b>bold</b>"
 
 
-def fabricate(
+def fabricate(path: Path, **changes: Any) -> Path:
+    """Write a run directory in which every number is consistent, and return its path.
+
+    changes: those of `_fabricate`. A run with the same changes is made once a process, since many tests begin with it.
+    """
+    key = repr(sorted(changes.items()))
+    if key in _FILES:
+        path.mkdir(parents=True, exist_ok=True)
+        for name, content in _FILES[key].items():
+            (path / name).write_bytes(content)
+    else:
+        _fabricate(path, **changes)
+        _FILES[key] = {file.name: file.read_bytes() for file in path.iterdir()}
+    return path
+
+
+_FILES: dict[str, dict[str, bytes]] = {}  # the files of runs by their changes
+
+
+def _fabricate(
     path: Path,
     labels: tuple[str, ...] = ("ar", "ss", "medusa"),
     categories: tuple[str, ...] = CATEGORIES,
@@ -37,8 +56,8 @@ def fabricate(
     repeats: int = 1,
     temperature: float = 0.0,
     references: Mapping[str, str] | None = None,
-) -> Path:
-    """A run in which every number is consistent; `failing` methods fail on the first question.
+) -> None:
+    """A run whose `failing` methods fail on the first question.
 
     references: of methods that are compared with another one than ar; those that stand for others promise nothing.
     """
@@ -76,7 +95,6 @@ def fabricate(
                 if label != "ar" or repeat:
                     run_dir.append_output_match(OutputMatch(*row.key, verdict=verdict if promised else "not compared"))
         run_dir.update(status="complete", finished="2026-01-02T03:05:06+00:00")
-    return path
 
 
 def _turns(category: str, number: int, turns: int) -> tuple[str, ...]:

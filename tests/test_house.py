@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -45,9 +46,14 @@ def _dotted(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
+def _import_nodes(file: Path) -> list[ast.ImportFrom | ast.Import]:
+    return [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom | ast.Import)]
+
+
 def imports(file: Path, known: dict[str, Path]) -> Iterator[str]:
     """The package's modules that a file imports, wherever it does so, for types alone included."""
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in _import_nodes(file):
         if isinstance(node, ast.ImportFrom) and node.module:
             for name in node.names:
                 inner = f"{node.module}.{name.name}"
@@ -56,6 +62,7 @@ def imports(file: Path, known: dict[str, Path]) -> Iterator[str]:
             yield from (name.name for name in node.names)
 
 
+@cache
 def arrows() -> list[tuple[str, str]]:
     """(importing module, imported module)."""
     known = modules()

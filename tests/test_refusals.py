@@ -16,6 +16,7 @@ from huggingface_hub import constants
 from specbench_ss.cli.main import main
 from specbench_ss.models.resolve import LAB
 from tests import refusals
+from tests.tiny import few
 
 TABLE: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text())
 
@@ -53,6 +54,7 @@ def test_there_are_enough() -> None:
     assert len(ROWS) >= 200
 
 
+@few(200)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.words} {row.content}".strip())
 def test_it_is_refused_in_one_line(
     row: Refusal, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

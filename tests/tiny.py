@@ -20,6 +20,7 @@ KINDS = ("ar", "dflash", "eagle2", "lookahead", "medusa", "pld", "recycling", "r
 # CI sets it. The quick suite has one case of each kind, and leaves out costly tests of what cheaper ones test too.
 THOROUGH = os.environ.get("SSBENCH_THOROUGH", "") not in ("", "0")
 thorough = pytest.mark.skipif(not THOROUGH, reason="it runs with SSBENCH_THOROUGH=1")
+few = pytest.mark.few  # few(n): the quick suite tries n of the test's cases, CI all of them
 METHODS = registry.names(registry.METHODS) if THOROUGH else KINDS
 SOME = ARCHITECTURES if THOROUGH else FEW
 WITHOUT_WINDOW = tuple(kind for kind in SOME if kind != "mistral-window")  # for what no sliding window can have

@@ -30,7 +30,7 @@ from tests.architectures import BY_CONFIGURATION, DRIVEN, TRIED, VOCAB, random_m
 from tests.checks import plain
 from tests.cli import failing
 from tests.methods.train.tokenizers_made import made_tokenizer
-from tests.tiny import THOROUGH
+from tests.tiny import THOROUGH, few
 
 PROMPT, TOKENS = [5, 9, 11, 6, 30, 22, 41, 8], 30  # past the windows, which are 9 wide
 
@@ -57,6 +57,7 @@ class Branches(Decoder):
         return DraftTree.from_parents(tokens, parents)
 
 
+@few(4)
 @pytest.mark.parametrize("kind", TRIED)
 def test_answers_are_the_models_own(kind: str) -> None:
     """Of autoregressive decoding and of trees; the model generates with eager attention, before it is driven."""
@@ -75,6 +76,7 @@ def test_answers_are_the_models_own(kind: str) -> None:
     assert len(set(theirs)) > 4, "an answer of one token would prove little"
 
 
+@few(1)
 @pytest.mark.parametrize("kind", WHOLE)
 def test_methods_that_enter_no_layer_pass_the_checks(kind: str) -> None:
     """Those about passes through the target and its cache; methods have more shapes, checks more cases."""

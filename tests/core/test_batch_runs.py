@@ -15,6 +15,7 @@ from specbench_ss.reports.summary_files import JsonReport, MarkdownReport
 from specbench_ss.results.analysis import Results, analyse
 from specbench_ss.results.checks import served_checks
 from specbench_ss.runs.run_dir import read_concurrency, read_run
+from tests.tiny import few
 
 QUESTIONS = [
     {"question_id": 1, "category": "a", "turns": ["What is 3 plus 4?", "And plus 5?"]},
@@ -63,6 +64,7 @@ def test_requests_at_a_time_are_measured_next_to_the_samples(finished: tuple[Pat
     assert not [warning for warning in made.manifest.get("warnings") or () if "at a time differ" in warning]
 
 
+@few(1)
 @pytest.mark.parametrize("biased", [False, True])
 def test_sampled_answers_at_a_time_are_tested(
     asked: Path, tmp_path: Path, biased: bool, monkeypatch: pytest.MonkeyPatch

@@ -18,6 +18,7 @@ from specbench_ss.engine.checks import NotFinite
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.tree import DraftTree, topology_of
 from specbench_ss.engine.verify import block_acceptance, verifies_as_block, verify, verify_block
+from tests.tiny import few
 
 V = 3
 BLOCK = SamplingParams(1.0, verification="block")
@@ -107,6 +108,7 @@ def test_the_example_of_the_paper() -> None:
         V = before
 
 
+@few(1)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_sampled_outputs_follow_the_target(seed: int) -> None:
     """`verify` itself, with drafts from q: the first two tokens over many draws."""

@@ -81,6 +81,7 @@ GROWING = "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n
 )
 def test_a_template_that_does_not_end_is_reported(template: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "TEMPLATE_S", 0.5 if template == ENDLESS else 20.0)
+    monkeypatch.setattr(load, "TEMPLATE_BYTES", 64 << 20)  # the whole limit takes seconds to fill
     with pytest.raises(UserError, match=words):
         check_template(tokenizer(template), "m")
     monkeypatch.setattr(load, "TEMPLATE_S", 20.0)

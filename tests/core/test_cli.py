@@ -31,6 +31,7 @@ from specbench_ss.runs.config import OutputOptions, RunConfig
 from specbench_ss.runs.run_dir import MANIFEST, SAMPLES, read_run
 from specbench_ss.runs.run_options import RunOptions
 from tests.cli import failing
+from tests.tiny import THOROUGH
 
 MakeRun = Callable[..., Path]
 Asked = list[tuple[RunConfig, OutputOptions]]
@@ -361,10 +362,11 @@ def test_a_run_that_cannot_go_on_has_an_exit_code_of_its_own_and_is_resumed(
     assert kept.manifest["status"] == "complete" and len({row.key for row in kept.rows}) == len(kept.rows) == 2
 
 
-LIGHT = ["--help", "methods", "methods ss,medusa", "suites", "train medusa --help", "suites show --help"]
+LIGHT = ["--help", "methods ss,medusa", "suites", "train medusa --help", "run --help"]
+MORE = ["methods", "suites show --help", *(f"{name} --help" for name in COMMANDS if name != "run")]
 
 
-@pytest.mark.parametrize("line", [*LIGHT, *(f"{name} --help" for name in COMMANDS)])
+@pytest.mark.parametrize("line", [*LIGHT, *(MORE if THOROUGH else ())])
 def test_lists_and_help_import_no_heavy_package(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     script = (
         "import sys\nfrom specbench_ss.cli import main, placeholders\n"

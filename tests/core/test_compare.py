@@ -26,7 +26,7 @@ from tests.cli import failing, printed
 from tests.conftest import MakeRun
 from tests.core.test_a_a import recorded
 from tests.core.test_frames import documented
-from tests.tiny import thorough
+from tests.tiny import few, thorough
 
 Change = Callable[[dict[str, Any]], None]
 TOO_SLOW = "--fail-on", "speedup<-5%"
@@ -125,6 +125,7 @@ def test_another_number_of_threads_is_no_other_machine(make_run: MakeRun, capsys
     assert "not judged: tokens_per_s of ar: other threads (intra_op 2 → 1)" in captured.err
 
 
+@few(1)
 @pytest.mark.parametrize("method", ["ss", "ar"])
 def test_a_method_that_failed_is_named_with_its_error(
     make_run: MakeRun, capsys: pytest.CaptureFixture[str], method: str
@@ -150,6 +151,7 @@ def _lossy(run: Path) -> Path:
     return restated(run, "methods", value=[method | {"lossless": method["label"] != "ss"} for method in methods])
 
 
+@few(3)
 @pytest.mark.parametrize(
     ("change", "stated"),
     [

@@ -24,7 +24,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.options import MethodSpec
 from tests.checks import checks
 from tests.planted_samplers import EXACT, PLANTED, Chain, SharperDraws
-from tests.tiny import THOROUGH, thorough
+from tests.tiny import THOROUGH, few, thorough
 
 SAMPLED = [check for check in CHECKS if check.name in ("distribution", "blocks")]
 
@@ -427,6 +427,7 @@ BROKEN: tuple[tuple[str, type[Decoder], str], ...] = (
 )
 
 
+@few(12)
 @pytest.mark.parametrize(("check", "kind", "text"), BROKEN, ids=[kind.__name__ for _, kind, _ in BROKEN])
 def test_what_fails_a_check_is_caught_under_its_name(check: str, kind: type[Decoder], text: str) -> None:
     """All checks before it in the order pass, which the thorough suite tries; its own is run in full."""
@@ -442,6 +443,7 @@ def test_no_check_is_without_a_decoder_that_breaks_it() -> None:
     assert {check.name for check in CHECKS} == {name for name, _, _ in BROKEN}
 
 
+@few(2)
 @pytest.mark.parametrize("kind", PLANTED if THOROUGH else PLANTED[::3], ids=lambda kind: kind.__name__)
 def test_a_sampler_that_is_biased_is_caught(kind: type[Decoder]) -> None:
     checks = SAMPLED if kind is SharperDraws else SAMPLED[::-1]  # first the one that catches it soon

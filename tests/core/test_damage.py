@@ -35,6 +35,7 @@ from specbench_ss.user_files import encoded
 from tests import fabricated
 from tests.core import test_rundir
 from tests.core.test_rundir import put
+from tests.tiny import few
 
 LINES = (SAMPLES, STEPS, OUTPUT_MATCH)
 NUMBERS = range(6)  # samples: `ar` and `m` on three questions, with 0, 1, 2, 0, 1 and 2 steps
@@ -73,6 +74,7 @@ def _go_on(run: RunDir) -> list[int]:
     return todo
 
 
+@few(1)
 @pytest.mark.parametrize("name", LINES)
 def test_a_last_line_that_is_cut_is_made_again(path: Path, name: str) -> None:
     before = {name: (path / name).read_bytes() for name in LINES}

@@ -33,6 +33,7 @@ from specbench_ss.suite import SuiteData
 from specbench_ss.tuning.search import Cost, Measurements
 from specbench_ss.tuning.session import DecoderBench, TuneResult
 from tests import fabricated
+from tests.tiny import few
 
 
 @pytest.fixture
@@ -197,6 +198,7 @@ def test_models_in_its_place_follow_it_into_such_a_run_and_out_of_it(tmp_path: P
     assert not target.derived, "nobody uses them any more"
 
 
+@few(1)
 @pytest.mark.parametrize("name", ["ss-shared", "medusa2", "space"])
 def test_a_method_with_a_model_of_its_own_that_is_in_use_is_loaded_again_for_such_a_run(
     name: str, replayed: Target

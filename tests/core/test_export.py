@@ -17,10 +17,12 @@ from specbench_ss.results.text import table
 from specbench_ss.runs.run_dir import read_run
 from tests.cli import failing
 from tests.conftest import MakeRun
+from tests.tiny import few
 
 Lines = list[dict[str, Any]]
 
 
+@few(2)
 @pytest.mark.parametrize("made", [{}, {"turns": 2}, {"repeats": 3, "questions": 5}])
 def test_what_is_exported_comes_back_with_the_numbers_of_the_run(
     make_run: MakeRun, tmp_path: Path, made: dict[str, Any]
@@ -109,6 +111,7 @@ def called_rows(run: Path) -> Path:
     return run
 
 
+@few(2)
 @pytest.mark.parametrize("form", ["specbench", "csv", "parquet", "profile", "markdown", "latex"])
 def test_nothing_is_written_over_a_run(
     make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str

@@ -13,6 +13,7 @@ from specbench_ss.results.analysis import load_run
 from specbench_ss.results.findings import FINDINGS as KINDS
 from specbench_ss.runs.run_options import FINDINGS
 from tests.conftest import MakeRun
+from tests.tiny import few
 
 CASES: list[tuple[dict[str, Any], str, int]] = [
     ({"verdict": "mismatch"}, "mismatch", 1),
@@ -27,6 +28,7 @@ CASES: list[tuple[dict[str, Any], str, int]] = [
 ]
 
 
+@few(4)
 @pytest.mark.parametrize(("made", "names", "code"), CASES)
 def test_the_report_fails_on_what_was_asked_for(
     make_run: MakeRun, capsys: pytest.CaptureFixture[str], made: dict[str, Any], names: str, code: int

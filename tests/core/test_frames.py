@@ -31,6 +31,7 @@ from specbench_ss.results.frames import (
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.runs.columns import Column
 from specbench_ss.runs.records import SampleRecord
+from tests.tiny import few
 
 PAGE = Path(__file__).parents[2] / "docs" / "columns.md"
 DOCS = PAGE.read_text(encoding="utf-8")
@@ -65,6 +66,7 @@ def documented(heading: str) -> list[Column]:
     return [Column(row[0].strip(" `"), *(cell.strip() for cell in row[1:])) for row in rows]
 
 
+@few(3)
 @pytest.mark.parametrize(("heading", "columns"), FRAMES.items())
 def test_the_documented_columns_are_the_real_ones(heading: str, columns: tuple[Column, ...], make_run: MakeRun) -> None:
     assert documented(heading) == list(columns)

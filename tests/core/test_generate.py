@@ -18,7 +18,7 @@ from specbench_ss.engine.verify import VerifyResult, verify
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.models.resolve import find_folder
-from tests.tiny import ARCHITECTURES, tiny_model
+from tests.tiny import ARCHITECTURES, few, tiny_model
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 
@@ -139,6 +139,7 @@ def test_a_stop_string_of_many_bytes_is_found_at_the_token_that_completes_it(sto
     assert stop not in tokenizer.decode(answer[:-1])
 
 
+@few(5)
 @pytest.mark.parametrize("kind", ["llama", "opt"])
 @pytest.mark.parametrize("length", [1, 2, 120, 126, 127])
 def test_the_end_of_the_context(kind: str, length: int) -> None:

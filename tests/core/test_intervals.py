@@ -24,6 +24,7 @@ from specbench_ss.stats.intervals import (
     strata_of,
     tail_of_each,
 )
+from tests.tiny import few
 
 RNG = np.random.default_rng
 
@@ -129,6 +130,7 @@ def test_each_process_adds_a_hundredth(processes: int) -> None:
     )
 
 
+@few(7)
 @pytest.mark.parametrize("design", ["4", "10", "80", "4 x 6", "13 x 2", "13 x 4", "12+6+4+2"])
 @pytest.mark.parametrize("noise", [NOISES[1], NOISES[4], NOISES[6]], ids=lambda noise: noise.name)
 def test_intervals_cover_the_truth(design: str, noise: object) -> None:
@@ -138,6 +140,7 @@ def test_intervals_cover_the_truth(design: str, noise: object) -> None:
     assert 0.935 <= share <= 0.985
 
 
+@few(2)
 @pytest.mark.parametrize(
     ("noise", "blocks", "process", "drift", "least", "widest"),
     [
@@ -174,6 +177,7 @@ def test_blocks_that_differ_widen_the_interval_by_what_questions_do_not_explain(
     assert log_ratio((a,), (b,), strata, blocks=(np.arange(24),)) == plain  # their differences are those of questions
 
 
+@few(1)
 @pytest.mark.parametrize("sigma", [0.0, 0.02, 0.2])
 def test_the_degrees_of_freedom_with_blocks_are_those_of_their_mean_square(sigma: float) -> None:
     """The variance is distributed about as a mean square of three degrees, however much of it questions cause."""
@@ -237,6 +241,7 @@ def test_the_level_of_each_of_many_pairs_is_tukeys() -> None:
         assert -ndtri(tail_of_each(methods) / 2) * math.sqrt(2) == pytest.approx(tabled, abs=1e-3)
 
 
+@few(1)
 @pytest.mark.parametrize("design", ["6", "13 x 4"])
 def test_twenty_equal_methods_have_a_significant_pair_in_few_runs(design: str) -> None:
     assert significant_pairs(DESIGNS[design], 20, NOISES[1], 100, RNG(4)) <= 0.05

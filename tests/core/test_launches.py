@@ -18,6 +18,7 @@ from specbench_ss.engine.cuda_graphs import CudaGraphRunner, Pass
 from specbench_ss.engine.generate import DecodeSession, StopParams, kv_cache_size
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.models.tiny import tiny_target
+from tests.tiny import few
 
 pytestmark = pytest.mark.usefixtures("torch_kernels_in_module")
 
@@ -77,6 +78,7 @@ def launches_of_steps(name: str) -> list[int]:
     return counts
 
 
+@few(5)
 @pytest.mark.parametrize("name", BUDGETS)
 def test_a_step_launches_no_more_than_its_budget(name: str) -> None:
     assert statistics.median(launches_of_steps(name)) <= BUDGETS[name]

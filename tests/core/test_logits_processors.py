@@ -22,7 +22,7 @@ from specbench_ss.models.load import load_target
 from specbench_ss.models.tiny import tiny_tokenizer
 from specbench_ss.runs.output_match import judge
 from specbench_ss.runs.records import SampleRecord
-from tests.tiny import METHODS, instances, tiny_model
+from tests.tiny import METHODS, few, instances, thorough, tiny_model
 
 PROMPT = [3, 5, 4, 3, 6, 2, 5, 3, 1, 4]
 SETTINGS: tuple[dict[str, Any], ...] = (
@@ -50,6 +50,7 @@ def test_ar_is_generate_of_transformers(settings: dict[str, Any]) -> None:
     assert generate(Autoregressive(plain), PROMPT, limits, SamplingParams()).tokens != expected.tolist()
 
 
+@few(4)
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_keeps_the_output_of_its_baseline(name: str) -> None:
     target = target_with(repetition_penalty=1.3, suppress_tokens=[4], min_new_tokens=5)
@@ -75,6 +76,7 @@ class Guesses(Decoder):
         return DraftTree.from_parents([state.root, 1, 2, 1, 6], [-1, 0, 0, 1, 1])
 
 
+@thorough
 def test_sampled_tokens_follow_the_processed_distribution() -> None:
     target = target_with(repetition_penalty=2.0, suppress_tokens=[5])
     sampling, n, many = SamplingParams(1.3), 2, 1500

@@ -29,7 +29,7 @@ from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.models.resolve import LAB
 from tests.cli import failing
 from tests.frozen import frozen
-from tests.tiny import thorough
+from tests.tiny import few, thorough
 
 PROMPT = [3, 4, 5, 3, 4, 6, 3, 4]
 DRAFTERS = ("sd", "medusa", "medusa2", "hydra", "eagle", "eagle2", "eagle3", "ss", "ss-shared", "space")
@@ -164,6 +164,7 @@ def modules_of(decoder: Decoder) -> list[nn.Module]:
     return found or ([draft.model.model] if draft is not None else [])
 
 
+@few(4)
 @pytest.mark.parametrize("temperature", [0.0, pytest.param(0.8, marks=thorough)])
 @pytest.mark.parametrize("method", DRAFTERS)
 def test_a_drafter_that_gives_nan_is_named(method: str, temperature: float) -> None:
@@ -182,6 +183,7 @@ def test_a_drafter_that_gives_nan_is_named(method: str, temperature: float) -> N
             generate(decoder, list(range(5, 25)), max_new_tokens=12, temperature=temperature, seed=seed)
 
 
+@few(1)
 @pytest.mark.usefixtures("torch_kernels")
 @pytest.mark.parametrize("method", ["medusa", "hydra", "eagle"])
 def test_a_drafter_that_gives_nan_is_named_where_it_is_replayed(method: str) -> None:

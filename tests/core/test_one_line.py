@@ -22,6 +22,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.models.resolve import LAB
 from tests.cli import failing
 from tests.conftest import MakeRun
+from tests.tiny import few
 
 
 def test_prompts_may_come_through_a_pipe(tmp_path: Path) -> None:
@@ -32,6 +33,7 @@ def test_prompts_may_come_through_a_pipe(tmp_path: Path) -> None:
     os.close(reader)
 
 
+@few(1)
 @pytest.mark.parametrize("method", ["medusa", "hydra", "eagle"])
 def test_trees_that_are_nested_or_deep(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nested, deep = tmp_path / "nested.json", tmp_path / "deep.json"
@@ -79,6 +81,7 @@ main.console()
 """
 
 
+@few(7)
 @pytest.mark.parametrize(
     "output", ["", ">&-", ">&- 2>&-", "<&- >&- 2>&-", "| head -1", ">/dev/full", ">/dev/full 2>&1"]
 )

@@ -16,6 +16,7 @@ from specbench_ss.results.outliers import outliers
 from specbench_ss.runs.records import Run, SampleRecord, Steps
 from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
+from tests.tiny import few
 
 STEP_S = {"ar": 0.010, "m": 0.013, "n": 0.016}
 TAU = {"ar": 1.0, "m": 2.5, "n": 3.5}
@@ -47,6 +48,7 @@ def slowed(row: SampleRecord, factor: float) -> None:
     row.wall_s = row.prefill_s + row.decode_s
 
 
+@few(3)
 @pytest.mark.parametrize("served", [False, True], ids=["steps", "tokens"])
 @pytest.mark.parametrize("noise", [0.07, 0.12])
 @pytest.mark.parametrize("n", [12, 40])
@@ -156,6 +158,7 @@ def _lengthen(line: dict[str, Any], factor: float) -> None:
         line["ended"] *= factor
 
 
+@few(1)
 @pytest.mark.parametrize("label", ["ss", "ar"])
 def test_an_outlier_marks_the_headline_and_has_the_speedup_without_it(
     planted: Callable[[str, float], Path], label: str, capsys: pytest.CaptureFixture[str]

@@ -14,7 +14,7 @@ from specbench_ss.results.analysis import analyse
 from specbench_ss.results.places import names, place_rows
 from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
-from tests.tiny import tiny_model
+from tests.tiny import few, tiny_model
 
 
 def test_parts_add_up_to_the_run(make_run: MakeRun) -> None:
@@ -96,6 +96,7 @@ def test_thinking_ends_with_its_tag(prompt: str, output: str, expected: int) -> 
     assert info.thinking_tokens([*map(ord, prompt)], [*map(ord, output)]) == expected
 
 
+@few(3)
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -18,6 +18,7 @@ from specbench_ss.models import quantize as quantising
 from specbench_ss.models.quantize import PACKAGES
 from tests.cli import failing
 from tests.quantised import needs, quantised_target, small_model
+from tests.tiny import few
 
 PROMPT = [5, 9, 5, 9, 5, 9, 7, 8]
 
@@ -38,6 +39,7 @@ def test_logits_are_near_those_of_the_model_and_the_head_is_its_own(how: str) ->
     assert torch.equal(quantised.unembed, as_is.unembed)
 
 
+@few(3)
 @pytest.mark.parametrize("how", ["int8", "nf4"])
 @pytest.mark.parametrize("name", ["pld", "lookahead", "medusa", "ss", "eagle3", "medusa2", "space"])
 def test_methods_answer_as_plain_decoding_of_the_same_weights(how: str, name: str) -> None:

@@ -14,6 +14,7 @@ from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
 from tests.core.test_stats import make, step
+from tests.tiny import few
 
 PLUGIN = """
 import torch
@@ -87,6 +88,7 @@ def test_a_sample_that_was_made_again_states_nothing() -> None:
     assert reported(made) == []
 
 
+@few(2)
 @pytest.mark.parametrize(("remembers", "warmup"), [(False, 0), (True, 0), (False, 4)])
 def test_a_plugin_that_remembers_makes_its_numbers_invalid(remembers: bool, warmup: int, tmp_path: Path) -> None:
     """Also where the warm-up is longer than the run, which must not teach it the run's questions."""

@@ -19,7 +19,7 @@ from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.models.catalog import fetchable_model
 from tests.frozen import frozen
-from tests.tiny import thorough
+from tests.tiny import few, thorough
 
 pytestmark = pytest.mark.usefixtures("torch_kernels_in_module")  # the stand-in for a graph records torch's operators
 
@@ -57,6 +57,7 @@ def half(request: pytest.FixtureRequest) -> Target:
     return target
 
 
+@few(1)
 @pytest.mark.parametrize("replay", [run_eagerly, frozen])
 def test_a_deep_model_in_half_precision_is_replayed(half: Target, replay: Any) -> None:
     replay_steps(half, replay, "calls")
@@ -175,6 +176,7 @@ FAULTS = (
 )  # fmt: skip
 
 
+@few(4)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_replay_that_is_wrong_is_refused_in_half_precision(deep: Target, fault: Any) -> None:
     deep.graphs = None

@@ -42,7 +42,7 @@ from specbench_ss.suite import Question, Suite, SuiteData
 from tests.core.test_runner import Recorder
 from tests.fabricated import paced
 from tests.planted_samplers import RULES, Drafting, bigram_target
-from tests.tiny import THOROUGH, thorough
+from tests.tiny import THOROUGH, few, thorough
 
 TOKENS = 100  # of an answer
 PLAIN, FILTERED = SamplingParams(1.0), SamplingParams(0.7, top_p=0.9)
@@ -114,6 +114,7 @@ CASES = (  # what is planted, how answers are sampled, questions: at least the t
 )
 
 
+@few(1)
 @pytest.mark.parametrize(("names", "sampling", "questions"), CASES if THOROUGH else CASES[:2])
 def test_a_biased_method_has_no_speedup(
     tmp_path: Path, names: tuple[str, ...], sampling: SamplingParams, questions: int
@@ -232,6 +233,7 @@ def test_methods_are_not_testable_where_plain_decoding_fails_the_test(tmp_path: 
     assert stated.state == "warning" and "greedy" in stated.lines[0]
 
 
+@few(1)
 @pytest.mark.parametrize(
     ("sampling", "bias"),
     [

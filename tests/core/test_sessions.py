@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from benchmarks.interval_coverage import NOISES, covered_sessions
+from specbench_ss.bench import sessions
 from specbench_ss.cli.main import main
 from specbench_ss.results.ranking import rank_ranges
 from specbench_ss.results.sample_checks import comparable
@@ -21,6 +21,8 @@ from specbench_ss.runs.records import SampleRecord
 from specbench_ss.runs.run_dir import read_run, without_verdict
 from specbench_ss.stats.pairs import Pairs, together
 from tests.conftest import MakeRun
+from tests.forked import Forked, module
+from tests.tiny import THOROUGH
 
 
 def sides(effects: list[float], noise: float = 0.0) -> tuple[list[SampleRecord], list[SampleRecord]]:
@@ -112,17 +114,21 @@ def test_records_from_before_are_of_the_first_session(make_run: MakeRun) -> None
 RUN = ["--methods", "pld", "--tasks", "qa", "--limit", "1", "--max-new-tokens", "6", "--warmup", "0", "--sessions", "2"]
 
 
-def test_a_run_stopped_in_its_second_session_is_completed(tmp_path: Path) -> None:
-    """Ctrl-C reaches the process of the session; no sample of the first session is repeated."""
+def test_a_run_stopped_in_its_second_session_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C reaches the process of the session; no sample of the first session is repeated.
+
+    Sessions are fresh processes if thorough, else copies of this one, which need not import all packages.
+    """
+    if not THOROUGH:
+        monkeypatch.setattr(sessions, "subprocess", SimpleNamespace(Popen=module, DEVNULL=None))
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "specbench_ss", "run", *RUN, "--out", str(out)]
-    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    parent = Forked(lambda: main(["run", *RUN, "--out", str(out)]))
     samples, until = out / "samples.jsonl", time.monotonic() + 120
     while time.monotonic() < until and not (samples.exists() and samples.read_text().count("\n") >= 2):
-        time.sleep(0.05)
+        time.sleep(0.01)
     first = samples.read_text()
     while time.monotonic() < until and len(read_run(out).manifest["sessions"]) < 2:
-        time.sleep(0.05)
+        time.sleep(0.01)
     parent.send_signal(signal.SIGINT)
     assert parent.wait(60) == 130
     assert main(["run", *RUN, "--out", str(out), "--resume"]) == 0

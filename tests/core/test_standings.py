@@ -22,6 +22,7 @@ from specbench_ss.stats.intervals import compare
 from specbench_ss.stats.pairs import Pairs
 from tests.cli import printed
 from tests.conftest import MakeRun
+from tests.tiny import few
 
 LABELS = ("ar", "ss", "medusa", "ar[n=1]")
 
@@ -102,6 +103,7 @@ def test_controls_and_methods_of_another_model_have_no_place(make_run: MakeRun) 
     assert set(rank_ranges(run, summarise(run))) == {"ss"}
 
 
+@few(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_one_wrong_output_leaves_a_method_without_speedup_everywhere(make_run: MakeRun, dtype: str) -> None:
     """No table, figure, level, page or rank has one; the other methods keep theirs."""

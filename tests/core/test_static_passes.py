@@ -42,7 +42,7 @@ from specbench_ss.results.summary import summarise
 from specbench_ss.runs.run_dir import read_run
 from tests.cli import failing
 from tests.frozen import called, frozen
-from tests.tiny import METHODS, THOROUGH, instances
+from tests.tiny import METHODS, THOROUGH, few, instances
 
 pytestmark = pytest.mark.usefixtures("torch_kernels_in_module")  # the stand-in for a graph records torch's operators
 
@@ -86,6 +86,7 @@ class Seen:
             self.answers.append(generate(decoder, PROMPTS[0], StopParams(12), SamplingParams(temperature=0.8)).tokens)
 
 
+@few(6)
 @pytest.mark.parametrize(("replay", "block"), [(run_eagerly, BLOCK), (frozen, 64)], ids=["called", "frozen"])
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_drafts_and_answers_as_before(

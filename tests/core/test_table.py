@@ -21,6 +21,7 @@ from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
 from tests.cli import printed
 from tests.conftest import MakeRun
+from tests.tiny import few
 
 
 def reported(run: Run, **console: Any) -> str:
@@ -175,6 +176,7 @@ def test_a_run_of_four_methods_takes_at_most_20_lines(make_run: MakeRun, failing
 SPEC_BENCH = (*MT_BENCH, "translation", "summarization", "qa", "math_reasoning", "rag")
 
 
+@few(1)
 @pytest.mark.parametrize("failing", [(), ("medusa",)])
 def test_a_table_by_task_has_a_row_per_method_and_keeps_the_20_lines(
     make_run: MakeRun, failing: tuple[str, ...]
@@ -209,6 +211,7 @@ def test_the_cause_of_a_speedup_and_of_a_lost_one_is_named(make_run: MakeRun) ->
     assert why[1] == "medusa: 3.00 tokens per step, a step is 2.00× as long, mostly by drafting"
 
 
+@few(3)
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

@@ -16,6 +16,7 @@ from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.errors import UserError
 from specbench_ss.models.tiny import tiny_target
+from tests.tiny import few
 
 
 def together(decoder: Decoder, asked: list[BatchRequest], most: int) -> list[RequestOutput]:
@@ -37,6 +38,7 @@ def test_a_request_that_fails_leaves_the_others_alone() -> None:
         assert found[i].generation.tokens == generate(make(), asked[i].prompt, asked[i].limits, SamplingParams()).tokens
 
 
+@few(3)
 @pytest.mark.parametrize(
     ("name", "shape"),
     [

@@ -15,7 +15,7 @@ from specbench_ss.engine.layers import cpu
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
-from tests.tiny import tiny_model
+from tests.tiny import few, tiny_model
 
 PLUGIN = """
 import torch
@@ -55,6 +55,7 @@ def test_a_target_that_changed_during_the_run_makes_all_of_it_invalid(tmp_path: 
         assert row["comparison"] == "invalid" and "a method altered the model" in row["health"][0]
 
 
+@few(3)
 @pytest.mark.parametrize("prepack", [True, False])
 @pytest.mark.parametrize("kind", ["llama", "opt", "gpt2"])
 def test_any_weight_that_changes_is_noticed(kind: str, prepack: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,8 @@ def test_a_cache_that_grows_keeps_rows_that_no_length_counts_yet() -> None:
 
 def test_the_checks_hold_for_a_method_that_states_nothing() -> None:
     """All but the one that holds a method to what it states."""
-    tried = check_decoder(Bushy, architectures=["llama"], checks=checks(0) if THOROUGH else plain(0), all=True)
+    quick = [check for check in plain(0) if check.name in ("draft", "rows", "counts", "greedy", "ends", "together")]
+    tried = check_decoder(Bushy, architectures=["llama"], checks=checks(0) if THOROUGH else quick, all=True)
     results = {result.check.name: result for result in tried}
     assert results["rows"].exempt == "max_tokens_per_step() is None" and not results["rows"].tried
     assert not [name for name, result in results.items() if result.failure]

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from specbench_ss.engine.sampling import SamplingParams, sample_categorical
 from specbench_ss.engine.tree import DraftTree, topology_of
 from specbench_ss.engine.verify import LazyTargetProbs, verify_greedy, verify_sampled
-from tests.tiny import thorough
+from tests.tiny import few, thorough
 
 P = torch.tensor([0.05, 0.5, 0.2, 0.25])
 
@@ -23,6 +23,7 @@ def agrees(counts: Counter[int], p: torch.Tensor) -> bool:
     return bool(chisquare([counts[i] for i in range(len(p))], (p * n).tolist()).pvalue > 1e-3)
 
 
+@few(2)
 @pytest.mark.parametrize("candidates", [[1], [0, 3], [2, 1, 0], [3, 3], [0, 1, 2, 3]])
 def test_deterministic_candidates_leave_the_distribution_alone(candidates: list[int]) -> None:
     tree = DraftTree.from_parents(torch.tensor([0, *candidates]), [-1] + [0] * len(candidates))
@@ -31,6 +32,7 @@ def test_deterministic_candidates_leave_the_distribution_alone(candidates: list[
     assert agrees(counts, P)
 
 
+@few(1)
 @pytest.mark.parametrize("siblings", [1, 2, 3])
 def test_sampled_siblings_without_replacement_leave_the_distribution_alone(siblings: int) -> None:
     q = torch.tensor([0.4, 0.1, 0.1, 0.4])

@@ -18,6 +18,7 @@ from specbench_ss.models.load import hash_weights, load_model_info, load_target
 from specbench_ss.models.resolve import check_folder
 from specbench_ss.models.tiny import tiny_model, tiny_tokenizer
 from tests.cli import failing
+from tests.tiny import few
 
 TENSORS = {"a": torch.arange(64.0), "b": torch.ones(3, 5)}
 
@@ -130,6 +131,7 @@ def changed(base: Path, path: Path, file: str, **values: Any) -> str:
     return str(path)
 
 
+@few(8)
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [

@@ -21,7 +21,7 @@ from specbench_ss.methods.ss.decode import SpeculativeStreaming
 from specbench_ss.options import MethodSpec
 from tests.checks import architectures, plain, statistical
 from tests.tiny import METHODS as SOME_METHODS
-from tests.tiny import THOROUGH, instances, tiny_model
+from tests.tiny import THOROUGH, few, instances, tiny_model
 
 METHODS = registry.names(registry.METHODS)
 # of the quick suite: each acceptance rule and kind of draft distribution
@@ -30,6 +30,7 @@ REPLAYED = [kind for kind in ARCHITECTURES if kind != "mistral-window"]  # layer
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [3], [20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9])
 
 
+@few(5)
 @pytest.mark.parametrize("name", SOME_METHODS)
 def test_every_method_passes_the_checks(name: str) -> None:
     """On one architecture, or if thorough the first shape on all of them; see `tests/checks.py`."""
@@ -37,13 +38,14 @@ def test_every_method_passes_the_checks(name: str) -> None:
     check_decoder(partial(instances, name), architectures=architectures(turn), checks=plain(turn), own_model=own_model)
 
 
+@few(2)
 @pytest.mark.parametrize("name", METHODS if THOROUGH else ACCEPTED)
 def test_every_method_is_exact_where_tokens_are_sampled(name: str) -> None:
     own_model, turn = name in references_of([MethodSpec(name)]), METHODS.index(name)
     check_decoder(partial(instances, name), architectures=(), checks=statistical(turn), own_model=own_model)
 
 
-@pytest.mark.parametrize("name", METHODS if THOROUGH else ("eagle2",))
+@pytest.mark.parametrize("name", METHODS if THOROUGH else ("medusa",))
 def test_every_method_passes_the_checks_where_steps_are_replayed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `--engine graph` makes them, but that each operator is called: no graph is needed for the buffers.
 
@@ -65,6 +67,7 @@ def test_every_method_passes_the_checks_where_steps_are_replayed(name: str, monk
     check_decoder(partial(instances, name), architectures=(kind,), checks=checks, own_model=own_model)
 
 
+@few(3)
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_autoregressive_equals_transformers(kind: str) -> None:
     target = Target(tiny_model(kind))

@@ -24,6 +24,7 @@ from specbench_ss.methods.medusa.decode import Medusa, MedusaOptions
 from specbench_ss.models.resolve import LAB
 from specbench_ss.models.tiny import tiny_target
 from tests.cli import failing
+from tests.tiny import few
 
 METHODS = {  # of vLLM
     "medusa": "medusa", "eagle": "eagle", "eagle2": "eagle", "eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark",
@@ -43,6 +44,7 @@ def eagle(folder: Path, tensors: dict[str, torch.Tensor], method: str = "eagle",
     return f"{method}[weights={folder}]"
 
 
+@few(3)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_converted_drafter_drafts_the_same(method: str, lab: Target, tmp_path: Path) -> None:
     first = load_method(method, lab)

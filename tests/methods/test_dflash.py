@@ -33,7 +33,7 @@ from specbench_ss.models.tiny import tiny_target
 from tests.methods import oracles
 from tests.methods.reference_drafter import Reference, draft_words, folder, layer_weights, refused, watching
 from tests.methods.refused_runs import check_refused_run
-from tests.tiny import tiny_model
+from tests.tiny import few, thorough, tiny_model
 
 H, V, HEADS, KV, HD, FFN, D, B, MASK, WORDS = 32, 61, 4, 2, 12, 40, 2, 5, 7, 40
 EPS, THETA = 1e-5, 5e4
@@ -110,6 +110,7 @@ CHECKPOINTS: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@few(4)
 @pytest.mark.parametrize("name", CHECKPOINTS)
 @torch.no_grad()
 def test_drafts_are_what_the_description_states(name: str, tmp_path: Path) -> None:
@@ -150,6 +151,7 @@ def test_the_last_layer_is_read_after_the_final_norm(tmp_path: Path) -> None:
 # -- the package that writes the other layout, where it is installed -----------------------------------------------
 
 
+@thorough
 @torch.no_grad()
 def test_the_package_speculators_computes_the_same(tmp_path: Path) -> None:
     """Its own model, its own reading of a folder that is written here."""
@@ -439,6 +441,7 @@ BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
 SEEN_LATER = ("NaN",)  # in numbers, of which `check` reads the map's alone
 
 
+@few(18)
 @pytest.mark.parametrize("name", BAD)
 def test_what_does_not_fit_is_one_line(name: str, tmp_path: Path) -> None:
     weights, config, reported = BAD[name]

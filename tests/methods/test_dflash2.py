@@ -39,7 +39,7 @@ from tests.methods import oracles
 from tests.methods.batches import batch_of, text_of
 from tests.methods.reference_drafter import Reference, draft_words, folder, layer_weights, refused
 from tests.methods.refused_runs import check_refused_run
-from tests.tiny import tiny_model
+from tests.tiny import few, thorough, tiny_model
 
 H, V, HEADS, KV, HD, FFN, D, B, R, K, MASK = 32, 61, 4, 2, 12, 40, 2, 5, 6, 7, 7
 GRU, EMB = 9, 5
@@ -128,6 +128,7 @@ class Watching(DFlash):
         return tree
 
 
+@few(5)
 @pytest.mark.parametrize(("temperature", "size"), [(0.0, 3), (1.0, 0)])
 @pytest.mark.parametrize("name", CHECKPOINTS)
 @torch.no_grad()
@@ -425,6 +426,7 @@ BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
 }  # fmt: skip
 
 
+@few(7)
 @pytest.mark.parametrize("name", BAD)
 def test_what_does_not_fit_is_one_line(name: str, tmp_path: Path) -> None:
     weights, config, reported = BAD[name]
@@ -484,6 +486,7 @@ def test_the_selectors_loss_is_added(kind: Any) -> None:
     assert right.tolist() == pytest.approx(hits)
 
 
+@thorough
 def test_it_learns_and_what_is_saved_loads(tmp_path: Path) -> None:
     target = Target(tiny_model("llama"))
     torch.manual_seed(0)

@@ -27,7 +27,7 @@ from specbench_ss.training.distributed import DistributedContext
 from specbench_ss.training.loop import Budget, DrafterLoop
 from specbench_ss.training.masks import Documents
 from tests.methods.batches import batch_of, text_of
-from tests.tiny import SOME, thorough, tiny_model
+from tests.tiny import SOME, few, thorough, tiny_model
 
 DRAFTS = 4
 SHAPES: dict[str, dict[str, Any]] = {
@@ -49,6 +49,7 @@ def states_of(target: Target, trainee: DFlashTrainer, batch: Batch) -> BaseState
     return base_states(target, batch.ids, trainee.aux_hidden_state_layers, None, batch.documents)
 
 
+@few(3)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", SOME)
 @torch.no_grad()

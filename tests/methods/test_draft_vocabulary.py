@@ -38,7 +38,7 @@ from specbench_ss.models.frequent_tokens import (
 from specbench_ss.models.tiny import tiny_target
 from tests.methods.exactness import assert_greedy_same, p_value
 from tests.methods.test_drafter_advice import folder
-from tests.tiny import tiny_model
+from tests.tiny import few, tiny_model
 
 V = 61
 METHODS = ("ss", "ss-shared", "medusa", "hydra", "eagle", "eagle2", "uno", "mtp", "sd")
@@ -84,6 +84,7 @@ def target() -> Target:
     return Target(tiny_model("llama"), name="tiny")
 
 
+@few(4)
 @pytest.mark.parametrize("name", METHODS)
 def test_only_its_tokens_are_drafted_and_q_is_over_them(name: str, target: Target) -> None:
     shapes = restricted(name, target)
@@ -103,6 +104,7 @@ def test_only_its_tokens_are_drafted_and_q_is_over_them(name: str, target: Targe
                 assert ((sums - 1).abs() < 1e-5).logical_or(sums == 0).all(), label
 
 
+@few(4)
 @pytest.mark.parametrize("name", METHODS)
 def test_all_tokens_in_another_order_are_drafted_as_without(name: str, target: Target) -> None:
     for label, make in restricted(name, target).items():
@@ -118,6 +120,7 @@ def test_all_tokens_in_another_order_are_drafted_as_without(name: str, target: T
             assert one.parents().tolist() == other.parents().tolist(), label
 
 
+@few(1)
 @pytest.mark.parametrize("name", ["uno", "sd", "eagle"])
 def test_sampled_output_has_the_distribution_of_the_target(name: str) -> None:
     small = tiny_target("llama", 11)

@@ -25,7 +25,7 @@ from specbench_ss.methods.medusa.decode import Medusa, MedusaOptions
 from specbench_ss.models.checkpoint import read_tensors
 from tests.methods import test_dflash, test_hydra, test_peagle
 from tests.methods.test_eagle import CONFIG, HD, WORDS, H, V, check_dynamic, eagle1, eagle3
-from tests.tiny import tiny_model
+from tests.tiny import few, tiny_model
 
 LAYERS = 8
 KINDS: dict[str, tuple[type[Decoder], type[Any], dict[str, Tensor], dict[str, Any]]] = {
@@ -52,6 +52,7 @@ def in_parts(path: Path, tensors: dict[str, Tensor], config: dict[str, Any], end
     (path / f"{stem}.{ending}.index.json").write_text(json.dumps({"weight_map": of}))
 
 
+@few(4)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("ending", ["safetensors", "bin"])
 @pytest.mark.parametrize("name", KINDS)
@@ -75,6 +76,7 @@ def test_folders_in_parts_are_read_by_every_method(name: str, ending: str, tmp_p
         method.check(chosen, target)
 
 
+@few(4)
 @pytest.mark.parametrize(
     ("method", "options", "tensors", "warned"),
     [

@@ -26,7 +26,7 @@ from specbench_ss.models.tiny import tiny_target
 from tests.methods import oracles
 from tests.methods.reference_drafter import Reference, draft_words, folder, layer_weights, refused
 from tests.methods.refused_runs import check_refused_run
-from tests.tiny import tiny_model
+from tests.tiny import few, tiny_model
 
 H, V, HEADS, KV, HD, FFN, D, B, R, MASK, WORDS = 32, 61, 4, 2, 12, 40, 2, 4, 6, 7, 40
 PROMPT = [20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9]
@@ -105,6 +105,7 @@ class Watching(DSpark):
         return tokens, q
 
 
+@few(4)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", CHECKPOINTS)
 @torch.no_grad()
@@ -315,6 +316,7 @@ def test_each_length_is_measured_at_that_length(monkeypatch: pytest.MonkeyPatch)
 # -- checkpoints ---------------------------------------------------------------------------------------------------
 
 
+@few(1)
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
 def test_the_package_speculators_computes_the_same(kind: Any, tmp_path: Path) -> None:
@@ -379,6 +381,7 @@ BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
 }
 
 
+@few(6)
 @pytest.mark.parametrize("name", BAD)
 def test_what_does_not_fit_is_one_line(name: str, tmp_path: Path) -> None:
     weights, config, reported = BAD[name]

@@ -24,7 +24,7 @@ from specbench_ss.methods.block_drafters.train import DSparkTrainer, DSparkTrain
 from specbench_ss.training.batch import base_states
 from specbench_ss.training.loop import Budget, DrafterLoop
 from tests.methods.batches import batch_of, text_of
-from tests.tiny import tiny_model
+from tests.tiny import few, thorough, tiny_model
 
 B = 4
 SHAPES: dict[str, dict[str, Any]] = {
@@ -56,6 +56,7 @@ LOSSES = [
 ]
 
 
+@few(4)
 @pytest.mark.parametrize(("shape", "kind"), LOSSES)
 @torch.no_grad()
 def test_the_loss_is_the_published_one(shape: str, kind: Any) -> None:
@@ -107,6 +108,7 @@ def test_a_new_markov_head_changes_nothing_and_learns() -> None:
     assert all(g is not None and (g.abs().sum() > 0) for n, g in gradients.items() if "markov_w1" not in n)
 
 
+@thorough
 def test_it_learns_and_what_is_saved_loads(tmp_path: Path) -> None:
     target = Target(tiny_model("llama"))
     torch.manual_seed(0)

@@ -36,7 +36,7 @@ from specbench_ss.methods.eagle.decode import (
 from specbench_ss.methods.eagle.drafter import Drafter, new_eagle, random_eagle
 from tests.methods.reference_drafter import Reference, draft_words, layer_weights, refused
 from tests.methods.reference_drafter import folder as written
-from tests.tiny import paths, tiny_model
+from tests.tiny import few, paths, tiny_model
 
 H, V, HEADS, KV, HD, FFN, WORDS = 32, 61, 4, 2, 8, 48, 40
 WIDE = ("hidden_norm", "input_layernorm")
@@ -156,6 +156,7 @@ def check_dynamic(
         assert found == {tuple(path) for path, _ in best}
 
 
+@few(2)
 @pytest.mark.parametrize(
     ("kind", "change"),
     [("llama", {}), ("opt", {}), ("qwen2", {"bias": False, "embed": True, "qkv_bias": True})],
@@ -182,6 +183,7 @@ def test_a_new_drafter_has_no_bias_and_states_so() -> None:
     assert config["bias"] is False and not [name for name in drafter.state_dict() if name.endswith("bias")]
 
 
+@few(2)
 @pytest.mark.parametrize(
     ("change", "about"),
     [
@@ -243,6 +245,7 @@ class Oracle:
         return DraftVocabulary(vocab)
 
 
+@few(1)
 @pytest.mark.parametrize("true", [(1, 3, 4), (2, 4, 5)])
 def test_layers_that_can_be_read_two_ways_are_tried_out(
     true: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -293,6 +296,7 @@ def test_levels_are_distinct_layers(layers: int) -> None:
 METHODS = (Eagle, Eagle2, Eagle3)
 
 
+@few(1)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_cache_holds_what_a_fresh_pass_gives(method: type[Decoder]) -> None:
     """Slots of every step, features and all, are those of one pass over everything."""
@@ -338,6 +342,7 @@ def test_a_child_as_likely_as_its_parent_does_not_lose_it(sure: float) -> None:
 # -- what a user may get wrong -------------------------------------------------------------------------------------
 
 
+@few(6)
 @pytest.mark.parametrize(
     ("change", "about", "stated"),
     [
@@ -370,6 +375,7 @@ def test_wrong_eagle_folders_are_one_line(
     refused(Eagle2, DynamicOptions(weights=weights), Target(tiny_model("llama")), stated)
 
 
+@few(4)
 @pytest.mark.parametrize(
     ("change", "about", "stated"),
     [

@@ -29,7 +29,7 @@ from specbench_ss.models.tiny import randomise
 from tests.methods import oracles
 from tests.methods.reference_drafter import Reference, draft_words, folder, layer_weights, refused
 from tests.methods.refused_runs import check_refused_run
-from tests.tiny import tiny_model
+from tests.tiny import few, tiny_model
 
 H, V, HEADS, KV, HD, FFN, WORDS = 32, 61, 4, 2, 12, 40, 45
 N, IDS, PROMPT = 8, [1, 4, 6], [20, 4, 4, 4, 30, 12, 9, 8, 50, 41]
@@ -133,6 +133,7 @@ def watched(decoder: Any, prompt: list[int], tokens: int = 8) -> list[tuple[list
     return seen
 
 
+@few(3)
 @pytest.mark.parametrize("name", VARIANTS)
 @torch.no_grad()
 def test_drafts_are_what_the_format_states(name: str, target: Target, tmp_path: Path) -> None:

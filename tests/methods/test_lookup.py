@@ -10,7 +10,7 @@ import torch
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.pld import LookupOptions, PromptLookup, look_up
 from tests.methods.assisted import assert_same_steps
-from tests.tiny import SOME, tiny_model
+from tests.tiny import SOME, few, tiny_model
 
 PROMPTS = ([5, 6, 7, 5, 6, 7, 8, 5, 6], [3], [20, 4, 4, 4, 30, 12, 9, 8, 50, 4, 4, 12], [7, 8, 9] * 42 + [7])
 
@@ -63,6 +63,7 @@ def test_it_is_what_comparing_every_window_finds() -> None:
     assert found > 200
 
 
+@few(1)
 @pytest.mark.parametrize(("ngram", "length"), [(2, 10), (3, 4), (1, 1)])
 def test_every_step_keeps_what_transformers_keeps(ngram: int, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target(tiny_model("llama"))

@@ -35,7 +35,7 @@ from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.training.batch import BaseStates, Batch, future_labels, pick_anchors
 from tests.cli import failing
-from tests.tiny import tiny_model
+from tests.tiny import few, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +141,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
 }  # fmt: skip
 
 
+@few(6)
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_or_wrong_lora_is_reported_before_a_model_is_loaded(
     damage: str, lora: Path, capsys: pytest.CaptureFixture[str]

@@ -29,7 +29,7 @@ from specbench_ss.models.tiny import randomise
 from specbench_ss.training.batch import BaseStates
 from tests.methods.batches import answers_of
 from tests.methods.test_medusa import layout
-from tests.tiny import SOME, tiny_model
+from tests.tiny import SOME, few, tiny_model
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 NOTHING = BaseStates(torch.empty(0), {}, {})
@@ -51,6 +51,7 @@ def trained(kind: str, **options: Any) -> tuple[Target, Medusa2Trainer]:
     return target, trainee
 
 
+@few(1)
 @pytest.mark.parametrize("kind", SOME)
 def test_output_is_its_own_backbones(kind: str, tmp_path: Path) -> None:
     target, trainee = trained(kind)

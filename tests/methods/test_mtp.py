@@ -26,6 +26,7 @@ from specbench_ss.methods.mtp.heads import MTPDrafter
 from specbench_ss.models.checkpoint import read_shapes, read_tensors
 from tests.methods.reference_drafter import refused
 from tests.methods.reference_mtp import CONFIGS, NAMES, H, Reference, V, folder, model_of, weights_of
+from tests.tiny import few
 
 PROMPT = [5, 9, 3, 7, 11, 4, 8]
 FIRST = CONFIGS["deepseek_v3"]["num_hidden_layers"]
@@ -105,6 +106,7 @@ def final_states(target: Target, ids: list[int]) -> Tensor:
     return states[FINAL][0]
 
 
+@few(1)
 @pytest.mark.parametrize("kind", ["deepseek_v3", "glm4_moe", "qwen3"])
 @torch.inference_mode()
 def test_chains_are_those_of_the_reference(kind: str, tmp_path: Path) -> None:
@@ -126,6 +128,7 @@ def test_chains_are_those_of_the_reference(kind: str, tmp_path: Path) -> None:
     assert differs
 
 
+@few(1)
 @pytest.mark.parametrize(("kind", "temperature"), [("deepseek_v3", 0.0), ("deepseek_v3", 1.0), ("glm4_moe", 0.0)])
 @torch.inference_mode()
 def test_layers_in_turn_are_those_of_the_reference(kind: str, temperature: float, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from specbench_ss.training.loop import Budget, DrafterLoop
 from specbench_ss.training.masks import Documents
 from tests.methods.batches import batch_of, text_of
 from tests.methods.reference_mtp import Reference, model_of
-from tests.tiny import tiny_model
+from tests.tiny import few, tiny_model
 
 STEPS = 3
 
@@ -134,6 +134,7 @@ def test_texts_in_a_row_stand_alone(target: Target) -> None:
         torch.testing.assert_close(ours[:, [0, 2]], theirs, atol=3e-5, rtol=1e-4)
 
 
+@few(1)
 @pytest.mark.parametrize("kind", ["llama", "phi3", "opt"])
 def test_the_loss_falls_and_what_is_saved_loads(kind: str, tmp_path: Path) -> None:
     target = Target(tiny_model(kind))

@@ -20,6 +20,7 @@ from specbench_ss.methods.eagle.drafter import random_eagle
 from specbench_ss.models.tiny import tiny_target
 from specbench_ss.options import MethodSpec, describe_options
 from specbench_ss.runs.preset import Preset
+from tests.tiny import few
 
 LIMITED = [name for name, kind in registry.load_all(registry.METHODS).items() if kind.node_options]
 TREES = ("eagle", "eagle2", "eagle3", "hydra", "medusa", "medusa2", "recycling", "rest", "ss", "ss-shared")
@@ -33,6 +34,7 @@ def most_verified(method: str) -> int:
     return max(step.verified_nodes for step in steps)
 
 
+@few(6)
 @pytest.mark.parametrize("name", LIMITED)
 def test_no_step_verifies_more_nodes_than_the_budget(name: str) -> None:
     most = most_verified(f"{name}[nodes=4]")

@@ -28,7 +28,7 @@ from specbench_ss.methods.block_drafters import peagle as peagle_weights
 from specbench_ss.methods.block_drafters.decode import PEagle, PEagleOptions
 from specbench_ss.models.tiny import tiny_model, tiny_target
 from tests.core.test_static_passes import DECLINED
-from tests.tiny import METHODS, instances
+from tests.tiny import METHODS, few, instances
 
 META = torch.device("meta")
 PROMPT = list(range(5, 21))
@@ -112,6 +112,7 @@ def step_on(state: DecodeState, verdict: VerifyResult, output: Output) -> None:
                   for layer, t in output.hidden_states.items()}  # fmt: skip
 
 
+@few(5)
 @pytest.mark.parametrize("replay", [None, run_eagerly], ids=["eager", "static"])
 @pytest.mark.parametrize("name", METHODS)
 @torch.inference_mode()
@@ -131,6 +132,7 @@ def test_no_step_looks_at_the_device_before_it_verifies(
             assert passes is None or passes.n_captures and set(passes.fallbacks) == DECLINED.get((name, label), set())
 
 
+@few(3)
 @pytest.mark.parametrize("name", METHODS)
 def test_the_same_request_again_is_made_over_the_same_memory(name: str) -> None:
     """Nothing is recorded or proven, and no cache and no buffer is taken again."""

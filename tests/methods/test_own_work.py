@@ -20,7 +20,7 @@ from specbench_ss.methods.ss.shared import SharedAutoregressive, SharedStreaming
 from specbench_ss.registry import method_class
 from specbench_ss.results.cost_model import counted
 from specbench_ss.runs.records import SampleRecord
-from tests.tiny import tiny_model
+from tests.tiny import few, tiny_model
 
 SHAPES: list[tuple[type[Decoder], str]] = [
     (method_class("ar"), "default"),
@@ -41,6 +41,7 @@ SHAPES: list[tuple[type[Decoder], str]] = [
 ]
 
 
+@few(5)
 @pytest.mark.usefixtures("torch_kernels")
 @pytest.mark.parametrize(("method", "shape"), SHAPES, ids=lambda x: x if isinstance(x, str) else x.name)
 def test_counted_operations_are_those_that_torch_counts(

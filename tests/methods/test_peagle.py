@@ -29,7 +29,7 @@ from specbench_ss.models.tiny import tiny_target
 from tests.methods import oracles
 from tests.methods.reference_drafter import Reference, draft_words, folder, layer_weights, refused, watching
 from tests.methods.refused_runs import check_refused_run
-from tests.tiny import tiny_model
+from tests.tiny import few, tiny_model
 
 H, V, HEADS, KV, HD, FFN, K, MASK, WORDS = 32, 61, 4, 2, 12, 40, 4, 7, 40
 EPS, THETA = 1e-5, 5e4
@@ -113,6 +113,7 @@ CHECKPOINTS: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@few(3)
 @pytest.mark.parametrize("name", CHECKPOINTS)
 @torch.no_grad()
 def test_drafts_are_what_the_description_states(name: str, tmp_path: Path) -> None:
@@ -285,6 +286,7 @@ BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
 SEEN_LATER = ("NaN",)  # in numbers, of which `check` reads the map's alone
 
 
+@few(8)
 @pytest.mark.parametrize("name", BAD)
 def test_what_does_not_fit_is_one_line(name: str, tmp_path: Path) -> None:
     weights, config, reported = BAD[name]

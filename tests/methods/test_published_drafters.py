@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from specbench_ss import registry
 from specbench_ss.bench.preflight import with_published_drafters
@@ -98,7 +96,9 @@ def snapshot(cache: Path, repository: str) -> Path:
     return made
 
 
-def test_a_run_from_a_mirror_folder_needs_no_option(tmp_path: Path) -> None:
+def test_a_run_from_a_mirror_folder_needs_no_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The hub's cache has a target and its published drafter, both with random weights; there is no network."""
     found = published_drafter(TARGET, "eagle3")
     assert found is not None
@@ -109,16 +109,16 @@ def test_a_run_from_a_mirror_folder_needs_no_option(tmp_path: Path) -> None:
     folder(snapshot(cache, found.drafter), tensors_of(config_of()), config_of())
     prompts.write_text(json.dumps({"prompt": "abc"}) + "\n")
     command = [
-        sys.executable, "-m", "specbench_ss", "run", "--model", TARGET, "--methods", "eagle3", "--dtype", "float32",
-        "--chat-template", "plain", "--suite", f"jsonl:{prompts}", "--max-new-tokens", "8", "--warmup", "0",
-        "--out", str(tmp_path / "run"),
+        "run", "--model", TARGET, "--methods", "eagle3", "--dtype", "float32", "--chat-template", "plain",
+        "--suite", f"jsonl:{prompts}", "--max-new-tokens", "8", "--warmup", "0", "--out", str(tmp_path / "run"),
     ]  # fmt: skip
-    environment = {**os.environ, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert f"using {found.drafter} ({found.page})" in done.stderr
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    code = main(command)
+    reported = capsys.readouterr().err
+    assert code == 0 and f"using {found.drafter} ({found.page})" in reported, reported
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["methods"][1]["label"] == f"eagle3[weights={found.drafter}]" and manifest["status"] == "complete"
     shutil.rmtree(cache / f"models--{found.drafter.replace('/', '--')}")
-    gone = subprocess.run([*command[:-1], str(tmp_path / "again")], capture_output=True, text=True, env=environment)
-    assert gone.returncode == 2 and f"ssbench: eagle3: no file or folder {found.drafter!r}" in gone.stderr
+    assert main([*command[:-1], str(tmp_path / "again")]) == 2
+    assert f"ssbench: eagle3: no file or folder {found.drafter!r}" in capsys.readouterr().err

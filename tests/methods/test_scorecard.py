@@ -20,6 +20,7 @@ from specbench_ss.engine.tree import DraftTree, topology_of
 from specbench_ss.engine.verify import VerifyResult, verify, verify_sampled
 from specbench_ss.methods._shared import lossy_acceptance
 from specbench_ss.methods._shared.lossy_acceptance import accept_per_path, accept_resampled, accept_typical
+from tests.tiny import thorough
 
 ROOT = 3
 T1 = SamplingParams(1.0)
@@ -176,6 +177,7 @@ def mixture(rule: Rule, trees: Iterator[tuple[DraftTree, float]]) -> Joint:
 Q = torch.tensor([0.25, 0.5, 0.25, 0.0])
 
 
+@thorough
 def test_leviathan_and_drawing_without_replacement_are_exact() -> None:
     """min(1, p/q) and (p - q)+; EAGLE-1's siblings, each drawn from what the ones before it left of q."""
 

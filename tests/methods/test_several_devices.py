@@ -28,7 +28,7 @@ from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.pld import PromptLookup
 from specbench_ss.models.tiny import ARCHITECTURES, WHOLE, tiny_model, tiny_tokenizer
 from tests.second_device import SECOND, second_device, send_layers
-from tests.tiny import METHODS, THOROUGH, instances
+from tests.tiny import METHODS, THOROUGH, few, instances
 
 WORDS = 61
 PROMPT = [20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9]
@@ -78,6 +78,7 @@ def answer(decoder: Decoder, sampling: SamplingParams = GREEDY) -> tuple[list[in
     return list(made.tokens), [(step.draft_nodes, step.verified_nodes) for step in made.steps]
 
 
+@few(4)
 @pytest.mark.usefixtures("second")
 @pytest.mark.parametrize(("name", "there", "sampling"), in_turn((HALF, SAMPLED), (EVERY, GREEDY)))
 def test_division_changes_no_token(name: str, there: Sequence[int], sampling: SamplingParams) -> None:
@@ -92,6 +93,7 @@ def test_division_changes_no_token(name: str, there: Sequence[int], sampling: Sa
             assert answer(make(), how) == answer(two[label](), how), (label, how)
 
 
+@few(3)
 @pytest.mark.usefixtures("second")
 @pytest.mark.parametrize("kind", [*ARCHITECTURES, *WHOLE])
 def test_division_changes_no_token_of_any_architecture(kind: str) -> None:
@@ -101,6 +103,7 @@ def test_division_changes_no_token_of_any_architecture(kind: str) -> None:
         assert answer(method(one)) == answer(method(two))
 
 
+@few(1)
 @pytest.mark.usefixtures("second")
 @pytest.mark.parametrize(("name", "kind"), [("ss", "mistral-window"), ("eagle", "llama"), ("pld", "qwen3")])
 def test_division_changes_no_token_of_requests_side_by_side(name: str, kind: str) -> None:
@@ -161,6 +164,7 @@ def from_meta(tensor: Tensor, device: torch.device) -> Tensor:
     return torch.arange(tensor.numel()).sin().to(tensor.dtype).view(tensor.shape)
 
 
+@few(4)
 @pytest.mark.parametrize(("name", "there"), in_turn((EVERY,), (HALF,)))
 def test_torch_sees_no_mixed_devices(name: str, there: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The first shape by both divisions, the others by one: the second device of these tests saw all by both."""

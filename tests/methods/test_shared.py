@@ -29,7 +29,7 @@ from specbench_ss.training.batch import BaseStates
 from specbench_ss.training.loop import Budget, DrafterLoop, DrafterText
 from tests.methods.batches import answers_of
 from tests.methods.decoders import randomise
-from tests.tiny import WITHOUT_WINDOW, tiny_model
+from tests.tiny import WITHOUT_WINDOW, few, tiny_model
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 
@@ -55,6 +55,7 @@ def trained(kind: str, shape: StreamConfig, segment: int = 0, seed: int = 2) -> 
 EMPTY = BaseStates(torch.empty(0), {}, {})
 
 
+@few(2)
 @pytest.mark.parametrize("attends", [True, False])
 @pytest.mark.parametrize("kind", WITHOUT_WINDOW)
 def test_output_is_the_shared_models_own(kind: str, attends: bool, tmp_path: Path) -> None:
@@ -104,6 +105,7 @@ SAME = {"stream_position": "same"}
 ROTATED = {"stream_init": "rotation", "rotation_step": 0.4}
 
 
+@few(4)
 @pytest.mark.parametrize("more", [{}, KNOWING, SAME, {**SAME, **KNOWING}, {**SAME, **ROTATED}], ids=str)
 @pytest.mark.parametrize("attends", [True, False])
 @pytest.mark.parametrize("kind", WITHOUT_WINDOW)
@@ -137,6 +139,7 @@ def test_training_sees_what_decoding_sees(kind: str, attends: bool, more: dict[s
             decoder._last_streams = out.extra[0]
 
 
+@few(1)
 @pytest.mark.parametrize(("attends", "more"), [(True, {}), (False, {}), (True, SAME)])
 def test_segments_change_neither_loss_nor_gradients(attends: bool, more: dict[str, Any]) -> None:
     torch.manual_seed(0)
@@ -215,6 +218,7 @@ def test_next_token_training_has_no_streams() -> None:
     assert all(p.grad is not None for p in trainee.lora)
 
 
+@few(2)
 @pytest.mark.parametrize(
     ("changes", "field"),
     [({"alpha_j": 1.0}, "alpha_j"), ({"lr": 1e-2}, "learning rates"), ({}, "main_attends_streams")],

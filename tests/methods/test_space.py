@@ -30,7 +30,7 @@ from specbench_ss.training.trainer import TrainConfig
 from tests.methods.decoders import randomise
 from tests.methods.exactness import assert_greedy_same, p_value
 from tests.methods.train.tokenizers_made import made_tokenizer
-from tests.tiny import SOME, WITHOUT_WINDOW, tiny_model
+from tests.tiny import SOME, WITHOUT_WINDOW, few, thorough, tiny_model
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 EMPTY = BaseStates(torch.empty(0), {}, {})
@@ -60,6 +60,7 @@ def target(request: pytest.FixtureRequest) -> Target:
     return Target(tiny_model(request.param))
 
 
+@few(3)
 @pytest.mark.parametrize("wrong", [0, 1, 99])
 def test_the_next_masks_are_those_of_a_fresh_pass(target: Target, wrong: int) -> None:
     """After each step, the masks behind the last accepted token are as if the text so far were the prompt."""
@@ -144,6 +145,7 @@ def test_training_sees_what_decoding_sees(kind: str, tmp_path: Path) -> None:
         assert torch.allclose(plain[0, 0], masks[0, 1], atol=1e-4)
 
 
+@few(1)
 @pytest.mark.parametrize("kind", ["llama", "opt"])
 def test_output_is_its_own_models(kind: str, tmp_path: Path) -> None:
     target, trainee = trained(kind)
@@ -156,6 +158,7 @@ def test_output_is_its_own_models(kind: str, tmp_path: Path) -> None:
     assert generate(reference, PROMPT, StopParams(30), SamplingParams()).tokens != before
 
 
+@thorough
 def test_it_learns(tmp_path: Path) -> None:
     """A text that counts: masks learn what comes, and next tokens are not forgotten."""
     target = Target(tiny_model("llama"))

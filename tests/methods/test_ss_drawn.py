@@ -72,6 +72,7 @@ def test_what_comes_out_is_distributed_as_the_targets_own() -> None:
     assert chisquare([seen[pair] for pair in pairs], [e * scale for e in expected]).pvalue > 1e-4
 
 
+@thorough
 def test_a_choice_by_what_was_drawn_would_be_seen() -> None:
     """The test above can fail: siblings are kept by the target's probability of the token that was drawn."""
     words, n, rng = 5, 6000, torch.Generator().manual_seed(3)

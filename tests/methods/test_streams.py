@@ -43,7 +43,7 @@ from tests.methods.decoders import (
     randomise,
     streaming,
 )
-from tests.tiny import SOME, WITHOUT_WINDOW, paths, tiny_model
+from tests.tiny import SOME, WITHOUT_WINDOW, few, paths, tiny_model
 
 LEARNT = {
     "adapter": TWO_LAYERS,
@@ -62,6 +62,7 @@ def prefilled(decoder: SpeculativeStreaming, ids: list[int]) -> DecodeState:
 
 
 # sliding windows: as the model has it, narrower than the text; in one layer narrower than the streams of a position
+@few(6)
 @pytest.mark.parametrize("config", LEARNT.values(), ids=LEARNT)
 @pytest.mark.parametrize(("kind", "window"), [*((kind, None) for kind in SOME), ("mistral-window", 2)])
 def test_training_sees_the_streams_that_decoding_uses(kind: str, window: int | None, config: StreamConfig) -> None:

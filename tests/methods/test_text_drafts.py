@@ -26,7 +26,7 @@ from specbench_ss.models.checkpoint import find_drafter
 from specbench_ss.models.load import load_model_info
 from specbench_ss.models.resolve import LAB
 from tests.methods.train.tokenizers_made import made_tokenizer
-from tests.tiny import tiny_model
+from tests.tiny import few, thorough, tiny_model
 
 QUESTION = "What is 12 + 30? Explain it in one sentence."
 
@@ -58,6 +58,7 @@ def answer(decoder: Any, sampling: SamplingParams | None = None, new: int = 40) 
     return generate(decoder, prompt, StopParams(new, decoder.target.eos_ids), sampling or SamplingParams())
 
 
+@thorough
 def test_a_draft_through_text_is_about_as_good_as_one_of_the_same_vocabulary(lab: Target, other: Path) -> None:
     """Pooled over texts without markers of who speaks: those are special tokens, which text does not carry."""
     direct = TwoModel.load(lab, TwoModelOptions())
@@ -101,6 +102,7 @@ def test_the_draft_reads_what_reading_everything_again_would_give(lab: Target, o
     assert seen > 3
 
 
+@few(1)
 @pytest.mark.parametrize("kinds", [("gpt", "llama"), ("llama", "gpt"), ("gpt", "gpt")])
 def test_greedy_equals_autoregressive_through_text(kinds: tuple[str, str]) -> None:
     """Random models state random bytes, characters cut in two among them."""

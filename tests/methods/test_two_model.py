@@ -25,7 +25,7 @@ from specbench_ss.methods.sd.decode import TwoModel, TwoModelOptions, draft_chai
 from specbench_ss.methods.sd.draft import Draft
 from tests.methods.assisted import assert_same_steps
 from tests.methods.exactness import p_value
-from tests.tiny import SOME, thorough, tiny_model
+from tests.tiny import SOME, few, thorough, tiny_model
 
 PROMPTS = ([20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9], [3])
 WHOLE = [i % 59 + 2 for i in range(127)]  # leaves room for one token
@@ -57,6 +57,7 @@ def test_a_draft_that_is_the_target_is_always_right(target: Target) -> None:
     assert done.num_draft_forwards == 1 + 4 + 4 * 5  # the prompt; then every step but the first begins with what is new
 
 
+@few(2)
 @pytest.mark.parametrize("form", ["chain", "tree"])
 def test_the_drafts_cache_is_that_of_a_fresh_pass(target: Target, form: Any) -> None:
     decoder = TwoModel(target, TwoModelOptions(form=form, gamma=3, k=3, nodes=0), akin(target, 0.1))
@@ -98,6 +99,7 @@ def test_a_sampled_chain_has_one_distribution_for_each_token() -> None:
     assert tokens.shape == (3,) and probs is not None and probs.shape == (3, 7)
 
 
+@thorough
 def test_candidates_are_drawn_where_there_are_fewer_words_than_candidates() -> None:
     """The output is the target's all the same; what is drawn from many words the checks look at."""
     target = Target(tiny_model("llama", vocab=7, layers=2))
@@ -116,6 +118,7 @@ def test_draws_without_replacement_are_in_the_order_of_drawing() -> None:
     assert draw(torch.tensor([0.0, 1.0, 0.0]), rng, 3).tolist() == [1, 1, 1]  # nothing of no probability
 
 
+@few(2)
 @pytest.mark.parametrize(
     ("options", "schedule"),
     [

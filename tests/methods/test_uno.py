@@ -30,7 +30,7 @@ from specbench_ss.methods.uno.lora import RowLora, gated_blocks, new_lora, noise
 from specbench_ss.methods.uno.train import UNOTrainer, UNOTraining
 from specbench_ss.training.batch import base_states
 from tests.methods.batches import answers_of
-from tests.tiny import THOROUGH, tiny_model
+from tests.tiny import THOROUGH, few, tiny_model
 
 PROMPT = [5, 9, 3, 7, 11, 4, 8]
 KINDS = ["llama", "qwen3", "phi3", "mistral-window", "opt"] if THOROUGH else ["mistral-window", "opt"]
@@ -209,6 +209,7 @@ def test_the_tree_begins_with_the_target_s_token() -> None:
     assert int(tree.tokens[1]) == int(target.next_logits(PROMPT).argmax())
 
 
+@few(1)
 @pytest.mark.parametrize("on_access", [False, True])
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 def test_a_drawn_child_with_deterministic_ones_below_leaves_the_distribution_alone(

@@ -24,6 +24,7 @@ from tests.reports.bad_runs import (
     nothing_works,
     only_the_reference,
 )
+from tests.tiny import few
 
 EXPECTED: dict[Callable[[Run], None], str] = {
     nothing_works: "failed",
@@ -35,6 +36,7 @@ EXPECTED: dict[Callable[[Run], None], str] = {
 }
 
 
+@few(3)
 @pytest.mark.parametrize("harm", EXPECTED, ids=lambda harm: harm.__name__)
 def test_there_is_a_page_that_names_what_is_missing(make_run: MakeRun, harm: Callable[[Run], None]) -> None:
     run = read_run(make_run(categories=("qa", "writing"), questions=4))

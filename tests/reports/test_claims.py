@@ -146,7 +146,9 @@ def test_statements_of_the_papers_are_compared_with_the_rows(
     assert claims_of(name, columns, rows) == holds
 
 
-@pytest.mark.parametrize("name", [pytest.param("figure-8", marks=thorough), "figure-9", "parameters"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("figure-8", marks=thorough), pytest.param("figure-9", marks=thorough), "parameters"]
+)
 def test_experiments_without_weights_are_compared_with_the_papers(name: str) -> None:
     experiment = registry.load(registry.EXPERIMENTS, name)()
     claims = experiment.claims(experiment.run(Bench(Request(), None, None, None)))

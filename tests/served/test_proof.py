@@ -12,6 +12,7 @@ from specbench_ss.bench.server_client import Answer, TokenLogprob
 from specbench_ss.bench.server_proof import TOP, _explained, _tail_bound, match_text, sampled_tokens
 from specbench_ss.runs.records import SampleRecord
 from specbench_ss.stats.betting import BIASED, SampledTokens, bound, pool
+from tests.tiny import few
 
 VOCABULARY = 60
 
@@ -45,6 +46,7 @@ def sampled(temperature: float, of: float, answers: int = 60, seed: int = 0) -> 
     return pool(found)
 
 
+@few(1)
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
 def test_tokens_of_the_right_distribution_are_never_called_biased(temperature: float) -> None:
     pooled = sampled(temperature, temperature)
@@ -52,6 +54,7 @@ def test_tokens_of_the_right_distribution_are_never_called_biased(temperature: f
     assert temperature > 1 or pooled.tail <= pooled.tail_expected + 5 * math.sqrt(pooled.tail_expected)
 
 
+@few(2)
 @pytest.mark.parametrize(("temperature", "of"), [(0.7, 1.0), (1.0, 0.7), (1.0, 1e9), (0.7, 1e9)])
 def test_tokens_of_another_distribution_are_found(temperature: float, of: float) -> None:
     assert bound(sampled(temperature, of)) < BIASED

@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -26,8 +25,9 @@ from specbench_ss.errors import RunStopped, UserError
 from specbench_ss.runs.config import Endpoint
 from specbench_ss.runs.run_dir import read_run
 from specbench_ss.time_limit import time_limit
+from tests.forked import Forked
 from tests.served.fake_server import ticking
-from tests.tiny import THOROUGH
+from tests.tiny import THOROUGH, few
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -95,6 +95,7 @@ def test_servers_answer_the_blocks_in_turn_and_all_ends_with_the_run(
     assert (tmp_path / "r" / "servers" / "plain.log").exists() and port_free(port)
 
 
+@few(4)
 @pytest.mark.parametrize(
     ("command", "stated"),
     [
@@ -174,9 +175,9 @@ def test_secrets_in_json_are_hidden_by_their_names() -> None:
 def test_a_run_that_is_terminated_ends_its_server(port: int, questions: Path, tmp_path: Path) -> None:
     file = file_of(tmp_path, port, {"plain": fake(pause=0.5)})
     words = ["run", "--servers", str(file), "--suite", f"jsonl:{questions}", "--out", str(tmp_path / "r")]
-    run_process = subprocess.Popen([sys.executable, "-m", "specbench_ss", *words])
+    run_process = Forked(lambda: main(words))
     while port_free(port):
-        time.sleep(0.1)
+        time.sleep(0.01)
     run_process.send_signal(signal.SIGTERM)
     assert run_process.wait(60) != 0 and port_free(port)
 

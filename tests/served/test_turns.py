@@ -22,6 +22,7 @@ from specbench_ss.results.analysis import analyse
 from specbench_ss.runs.config import Endpoint
 from specbench_ss.runs.run_dir import BASELINE_ANSWERS, read_baseline_answers, read_run
 from tests.served.fake_server import Behaviour, Fake, serving, ticking
+from tests.tiny import few
 
 SERVERS = ("plain", "x", "y")
 
@@ -246,6 +247,7 @@ def cut(out: Path, kept: int) -> None:
     (out / "output_match.jsonl").write_text("")
 
 
+@few(2)
 @pytest.mark.parametrize("kept", [0, 2, 4 * 2 + 1, 4 * 3, 4 * 3 + 5, 4 * 3 + 5 * 2 + 1])
 def test_a_resumed_run_goes_on_in_its_order_with_the_same_answers(starts: Starts, tmp_path: Path, kept: int) -> None:
     before, order = measured(starts, tmp_path).run, [*starts]

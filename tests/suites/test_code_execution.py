@@ -27,6 +27,7 @@ from specbench_ss.suites import code_execution, sandbox
 from specbench_ss.suites.code_execution import CodeQuestion, called_names, program
 from specbench_ss.suites.sandbox import Outcome, run_program
 from specbench_ss.suites.task_suites import MBPP, HumanEval
+from tests.tiny import few
 
 SHARED = Path(os.environ.get("SSBENCH_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "data"
 HUMANEVAL = SHARED / "humaneval" / "HumanEval.jsonl.gz"
@@ -114,6 +115,7 @@ FAILING = {
 }  # fmt: skip
 
 
+@few(8)
 @pytest.mark.parametrize("name", FAILING)
 def test_a_program_that_does_not_end_in_order_fails_with_a_reason(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "CPU_S", 1 if name in ("loop", "loop without mercy") else 20)
@@ -126,6 +128,7 @@ def test_a_program_that_does_not_end_in_order_fails_with_a_reason(name: str, mon
     assert re.search(reason, found.reason)
 
 
+@few(3)
 @pytest.mark.parametrize(
     "write",
     [
@@ -345,6 +348,7 @@ def test_equal_outputs_are_executed_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(executed) == 2
 
 
+@few(1)
 @pytest.mark.parametrize(("name", "row"), [("humaneval", ROW), ("mbpp", MBPP_ROW)])
 def test_the_checks_of_suites_hold_with_and_without_execution(name: str, row: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n" + json.dumps({**row, "task_id": "other"}) + "\n")

@@ -20,6 +20,7 @@ from specbench_ss.suite import SuiteData, SuiteRequest
 from specbench_ss.suites.base import FileSuite
 from specbench_ss.suites.chat_suites import MTBench
 from specbench_ss.suites.task_suites import GSM8K, HumanEval
+from tests.tiny import few
 
 SHARED = Path(os.environ.get("SSBENCH_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "data"
 REAL = ("mt_bench/question.jsonl", "gsm8k/train.jsonl")
@@ -94,6 +95,7 @@ def test_every_suite_passes_the_checks_on_a_small_file(name: str, tmp_path: Path
     check_suite(type(registry.load_suite(name)), data=write(tmp_path / "small.jsonl", *SMALL[name]))
 
 
+@few(1)
 @pytest.mark.parametrize("name", ["gsm8k", "apps"])
 def test_generated_questions_passes_the_checks(name: str) -> None:
     check_suite(type(registry.load_suite(name)), lab=True)

@@ -22,7 +22,7 @@ from lab.text import GENERATORS
 from specbench_ss.suites.base import LAB_QUESTIONS, question_of, questions_of
 from specbench_ss.suites.scorers import METRICS, score
 from specbench_ss.training.data import conversations
-from tests.tiny import THOROUGH
+from tests.tiny import THOROUGH, few
 
 EVERY = (*text.SPECBENCH_CATEGORIES, *text.APP_CATEGORIES)
 # sha256 of the first 60 training and 60 evaluation examples: the shipped weights learnt this text, and runs are
@@ -56,6 +56,7 @@ def sample(name: str, split: str = "train") -> list[Example]:
     return list(islice(draw(GENERATORS[name], split, 11), 600 if split == "train" else 150))
 
 
+@few(4)
 @pytest.mark.parametrize("category", EVERY)
 def test_the_text_is_the_one_that_the_shipped_weights_learnt(category: str) -> None:
     drawn = [islice(draw(GENERATORS[category], split, 0), 60) for split in ("train", "eval")]
@@ -92,6 +93,7 @@ def test_frozen_questions_have_one_prompt_each_and_full_marks_for_the_first_refe
             assert all(score(question.metric, each[0], each) == pytest.approx(1.0) for each in question.references)
 
 
+@few(2)
 @pytest.mark.parametrize("name", EVERY if THOROUGH else EVERY[::3])
 def test_no_evaluation_prompt_is_trained_on(name: str) -> None:
     train, kept_out = sample(name), sample(name, "eval")

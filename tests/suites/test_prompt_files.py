@@ -26,6 +26,7 @@ from specbench_ss.runs.run_dir import read_run
 from specbench_ss.suite import Message, Question, SuiteData, SuiteRequest
 from specbench_ss.suites.chat_suites import MASKED
 from tests.cli import failing
+from tests.tiny import few
 
 PUBLIC = Path(os.environ.get("SSBENCH_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "data"
 
@@ -168,6 +169,7 @@ def test_the_suites_read_other_forms_of_their_data_sets(tmp_path: Path) -> None:
     assert len(load(tmp_path, "speedbench").questions) == 1
 
 
+@few(3)
 @pytest.mark.parametrize("name", ["mt_bench/question.jsonl", "specbench/question.jsonl", "gsm8k/train.jsonl",
     "dialogsum/dialogsum.dev.jsonl", "humaneval/HumanEval.jsonl.gz", "prompts/train_prompts.jsonl"])  # fmt: skip
 def test_public_files_are_read_whole(name: str) -> None:

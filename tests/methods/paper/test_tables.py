@@ -34,6 +34,7 @@ from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.records import Run
 from tests.fabricated import STEP_S
 from tests.methods.paper.shared import DEFAULT, bench, measuring
+from tests.tiny import few
 
 TASKS = ("sql", "dialogue_summary", "meaning_representation")
 TUNED = "ss-shared-ar[weights=next-token]"
@@ -80,6 +81,7 @@ def test_tables_without_a_fine_tuned_baseline_ask_for_none(table: type[RunTable]
     assert TUNED not in asked(table()) and not any("fine-tune" in part.name for part in table().parts(Request()))
 
 
+@few(1)
 @pytest.mark.parametrize(
     ("table", "method", "folder", "absent"),
     [

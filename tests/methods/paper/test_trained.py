@@ -43,7 +43,7 @@ from specbench_ss.training.trainer import TrainConfig
 from tests.fabricated import fabricate
 from tests.methods.decoders import randomise
 from tests.methods.paper.shared import bench, text
-from tests.tiny import WITHOUT_WINDOW, tiny_model
+from tests.tiny import WITHOUT_WINDOW, few, tiny_model
 
 SHORT = Budget(steps=2, rows_per_step=2, anchors_per_row=4, warmup=1)
 
@@ -170,6 +170,7 @@ def test_accuracy_counts_each_stream_by_itself(monkeypatch: pytest.MonkeyPatch, 
     assert len(seen) == figures.VALIDATION_BATCHES  # the base ran once a batch for both
 
 
+@few(1)
 @pytest.mark.parametrize("kind,series", [(Figure11, {EMBEDDINGS}), (Figure12a, {EMBEDDINGS, ROTATION})])
 def test_what_is_measured_was_trained(
     kind: Any, series: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_run: Callable[..., Path]

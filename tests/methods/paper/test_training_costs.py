@@ -37,7 +37,7 @@ from specbench_ss.results.text import interval_of
 from specbench_ss.training.distributed import DistributedContext
 from specbench_ss.training.loop import Budget, DrafterLoop, DrafterText
 from tests.methods.paper.shared import bench, text
-from tests.tiny import tiny_model
+from tests.tiny import thorough, tiny_model
 
 FEW = {MEDUSA: "medusa", LOSSLESS: "ss[segment=8]", LOSSLESS_NAIVE: "ss", "SS-Shared": "ss[mode=shared,segment=8]"}
 BUDGET = Budget(steps=7, rows_per_step=2, anchors_per_row=4, warmup=1)
@@ -138,6 +138,7 @@ def rows_of(*given: Any) -> DrafterText:
     return DrafterText(ids, lambda row: (np.arange(len(row)) >= 40) & (row != 0), 2)
 
 
+@thorough
 def test_segments_lower_the_peak_and_keep_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"LENGTHS": (96, 10**6), "PIECES": (6, 2), "lab_text": rows_of}.items():
         monkeypatch.setattr(costs, name, value)
@@ -187,6 +188,7 @@ def test_every_answer_position_is_learnt_once() -> None:
         assert sorted(learnt.tolist()) == answer.nonzero().flatten().tolist()
 
 
+@thorough
 def test_the_base_is_counted_for_those_who_need_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tiny = Target(tiny_model("llama"))
     for name, value in {"LENGTH": 24, "lab_text": text, "DRAFTERS": FEW, "COUNTED": (MEDUSA, LOSSLESS)}.items():

@@ -16,6 +16,7 @@ from specbench_ss.training import data, session
 from specbench_ss.training.loop import CHECKPOINT, DrafterLoop
 from tests.methods.test_resumable import Line
 from tests.methods.train.test_train import _cache, arguments, chats, models
+from tests.tiny import few
 
 __all__ = ["_cache", "chats", "models"]  # fixtures
 PLACES = {"rows": (data, "_store"), "checkpoint": (DrafterLoop, "save"), "weights": (session, "_finish")}
@@ -46,6 +47,7 @@ def on_full_disk(act: Callable[..., Any], skipped: int) -> Callable[..., Any]:
     return called
 
 
+@few(3)
 @pytest.mark.parametrize(
     ("trainer", "place", "skipped"),
     [

@@ -21,7 +21,7 @@ from specbench_ss.training.batch import Anchors, Batch, base_states
 from specbench_ss.training.losses import LossKind, distribution_losses, head_sums
 from specbench_ss.training.trainer import DrafterTrainer
 from tests.methods.batches import answers_of
-from tests.tiny import tiny_model
+from tests.tiny import few, tiny_model
 
 AHEAD = 3
 
@@ -71,6 +71,7 @@ def test_a_base_that_is_sure_teaches_the_tokens_that_it_would_state(name: str) -
     assert tokens.item() > 1 and torch.allclose(tokens, distribution, rtol=1e-4)
 
 
+@few(8)
 @pytest.mark.parametrize("loss", ["kl", "tv", "lk_alpha", "lk_lambda"])
 @pytest.mark.parametrize("name", MADE)
 def test_an_unsure_base_teaches_something_else(name: str, loss: str) -> None:

@@ -25,7 +25,7 @@ from specbench_ss.training import self_distill as own_module
 from specbench_ss.training.data import TrainingText, load_rows
 from specbench_ss.training.self_distill import GenerationOptions, ResponseCache, answer_batch
 from tests.methods.train.test_data import documents, write
-from tests.tiny import SOME, WHOLE, tiny_model
+from tests.tiny import SOME, WHOLE, few, tiny_model
 
 ASKED = [
     ["What is the capital of France?", "And of Spain?"],
@@ -93,6 +93,7 @@ def test_a_prompt_that_leaves_no_room_is_counted(tmp_path: Path) -> None:
         load(tmp_path, ResponseCache(lab(), 160))
 
 
+@few(1)
 @pytest.mark.parametrize("in_a_batch", [False, True])
 def test_cut_off_it_goes_on_with_the_next_whole_batch(
     in_a_batch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -155,6 +156,7 @@ def test_a_batch_states_what_each_prompt_would_alone() -> None:
     assert answer_batch(target, prompts, how) == alone_each
 
 
+@few(2)
 @pytest.mark.parametrize("kind", [*SOME, *WHOLE])
 def test_every_architecture_answers_in_a_batch_as_alone(kind: str) -> None:
     """With prompts of any length, past a sliding window, and with answers that end early and leave the batch."""

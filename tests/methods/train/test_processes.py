@@ -43,7 +43,7 @@ from specbench_ss.training.loop import Budget, DrafterLoop, PackedText
 from specbench_ss.training.trainer import DrafterTrainer
 from tests.methods.decoders import randomise
 from tests.methods.train.tokenizers_made import made_tokenizer
-from tests.tiny import thorough, tiny_model
+from tests.tiny import few, thorough, tiny_model
 
 SHARED = StreamConfig(3, 2, adapter_rank=0, mode="shared", lora_rank=4, main_attends_streams=True)
 TRAINERS: dict[str, Callable[[Target], DrafterTrainer]] = {
@@ -86,6 +86,7 @@ def learnt(target: Target, trainee: DrafterTrainer, batch: Batch) -> tuple[list[
     return [loss.detach(), right.float()], grads
 
 
+@few(5)
 @pytest.mark.parametrize("kind", TRAINERS)
 def test_shares_of_a_batch_add_up_to_it(kind: str) -> None:
     target = Target(tiny_model("llama"))

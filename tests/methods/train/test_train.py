@@ -33,7 +33,7 @@ from specbench_ss.training.data import Counts, load_rows
 from specbench_ss.training.loop import DrafterLoop, estimated_tau
 from tests.cli import failing
 from tests.methods.train.tokenizers_made import made_tokenizer
-from tests.tiny import SOME, THOROUGH, WITHOUT_WINDOW, tiny_model
+from tests.tiny import SOME, THOROUGH, WITHOUT_WINDOW, few, tiny_model
 
 QUESTIONS = [f"What is the sum of {i} and {j}?" for i in range(3) for j in range(9)]
 
@@ -118,6 +118,7 @@ def test_where_streams_stand_is_kept_with_them(mode: str, models: dict[str, Path
     assert answer(loaded) == answer(own)
 
 
+@few(1)
 @pytest.mark.parametrize("kind", SOME)
 def test_trained_streams_decode_what_the_base_does(
     kind: str, models: dict[str, Path], chats: Path, tmp_path: Path
@@ -132,6 +133,7 @@ def test_trained_streams_decode_what_the_base_does(
         assert answer(decoder) == reference
 
 
+@few(1)
 @pytest.mark.parametrize("kind", WITHOUT_WINDOW)
 def test_a_trained_shared_model_decodes_as_itself(
     kind: str, models: dict[str, Path], chats: Path, tmp_path: Path
@@ -145,6 +147,7 @@ def test_a_trained_shared_model_decodes_as_itself(
     assert answer(SharedStreaming.load(target, SSOptions(weights=str(out), k=2))) == answer(own)
 
 
+@few(1)
 @pytest.mark.parametrize("kind", WITHOUT_WINDOW)
 def test_bfloat16_and_recomputation(kind: str, models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
     for mode in ("lossless", "shared"):
@@ -195,6 +198,7 @@ def test_a_drafter_of_all_depths_decodes(layout: str, models: dict[str, Path], c
     assert ("speculators_model_type" in json.loads((out / "config.json").read_text())) == (layout == "speculators")
 
 
+@few(1)
 @pytest.mark.parametrize("trainer", ["dflash", "eagle", "eagle3"])
 def test_a_drafter_over_features_decodes(trainer: str, models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -232,6 +236,7 @@ def test_regenerated_responses_are_what_the_base_states(models: dict[str, Path],
     assert "the base's own answers" in (out / "README.md").read_text()
 
 
+@few(3)
 @pytest.mark.parametrize("trainer", ["ss", "medusa", "draft", "dflash", "eagle", "eagle3", "peagle"])
 def test_the_loss_falls_and_is_written_down(trainer: str, models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -300,6 +305,7 @@ def test_padding_is_no_trained_token(kind: str, models: dict[str, Path], tmp_pat
     assert f"{trained['tokens']:,} tokens and {expected:,} draft positions" in (out / "README.md").read_text()
 
 
+@few(2)
 @pytest.mark.parametrize("kind", KINDS if THOROUGH else [*KINDS][::3])
 def test_cut_off_it_ends_as_if_it_had_not_been(
     kind: str, models: dict[str, Path], chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -14,10 +14,12 @@ from specbench_ss.methods.medusa.decode import Medusa, Medusa2, Medusa2AROptions
 from specbench_ss.models.load import load_target
 from tests.methods.train import test_train
 from tests.methods.train.test_train import answer, arguments, lines
+from tests.tiny import few
 
 _cache, chats, models = test_train._cache, test_train.chats, test_train.models  # its fixtures
 
 
+@few(1)
 @pytest.mark.parametrize("more", [[], ["--no-prefix", "--no-own-unembed", "--layers", "1"]])
 @pytest.mark.parametrize("kind", ["llama", "opt"])
 def test_trained_hydra_heads_decode_what_the_base_does(
@@ -39,6 +41,7 @@ def test_trained_hydra_heads_decode_what_the_base_does(
     assert answer(decoder) == answer(Autoregressive(target))
 
 
+@few(1)
 @pytest.mark.parametrize("more", [["--lora-rank", "4"], ["--lora-rank", "0", "--no-own-unembed"]])
 def test_a_jointly_trained_model_decodes_as_itself(
     more: list[str], models: dict[str, Path], chats: Path, tmp_path: Path
