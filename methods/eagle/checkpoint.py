@@ -87,14 +87,16 @@ def _network(config: dict[str, Any], base: ModelInfo, tensors: Tensors, method: 
 
 def _speculators_shape(tensors: Tensors, about: dict[str, Any], base: ModelInfo, levels: int) -> Shape:
     """Return the shape that config.json states. Raise UserError for an unsupported variant or another model."""
-    if about["num_hidden_layers"] != 1:
-        raise UserError(f"num_hidden_layers in config.json is {about['num_hidden_layers']}, only 1 is supported")
-    if other := [kind for kind in (about["layer_types"] or ())[:1] if kind != "full_attention"]:
-        raise UserError(f"layer_types in config.json has {other[0]!r}, which is not supported")
-    width = optional(about, "target_hidden_size", int) or about["hidden_size"]
-    speculators.check_sizes(
-        ("hidden size", width, base.hidden_size), ("vocabulary", about["vocab_size"], base.vocab_size)
+    layers, hidden, vocab = (
+        read_field(about, name, int) for name in ("num_hidden_layers", "hidden_size", "vocab_size")
     )
+    if layers != 1:
+        raise UserError(f"num_hidden_layers in config.json is {layers}, only 1 is supported")
+    if other := [kind for kind in (about.get("layer_types") or ())[:1] if kind != "full_attention"]:
+        raise UserError(f"layer_types in config.json has {other[0]!r}, which is not supported")
+    width = optional(about, "target_hidden_size", int) or hidden
+    speculators.check_sizes(("hidden size", width, base.hidden_size), ("vocabulary", vocab, base.vocab_size))
+    about = about | {"norm_output": bool(about.get("norm_output"))}  # null is false
     return _shape(tensors, about, base, levels)
 
 
@@ -112,7 +114,7 @@ def _shape(tensors: Tensors, about: dict[str, Any], base: ModelInfo, levels: int
         feature=base.hidden_size,
         levels=levels or 1,
         norm_output=stated["norm_output"],
-        head_norms=f"{FIRST}.self_attn.q_norm.weight" in tensors if published else about["model_type"] == "qwen3",
+        head_norms=f"{FIRST}.self_attn.q_norm.weight" in tensors if published else about.get("model_type") == "qwen3",
         **norms,
         **vocabulary_fields(size, tensors, base),
     )
