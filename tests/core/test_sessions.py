@@ -131,6 +131,7 @@ def test_a_run_stopped_in_its_second_session_is_completed(tmp_path: Path, monkey
         time.sleep(0.01)
     parent.send_signal(signal.SIGINT)
     assert parent.wait(60) == 130
+    assert read_run(out).manifest["status"] != "complete", "the session was stopped"
     assert main(["run", *RUN, "--out", str(out), "--resume"]) == 0
     made = read_run(out)
     assert made.manifest["status"] == "complete" and made.manifest["n_sessions"] == made.sessions == 2

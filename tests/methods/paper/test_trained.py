@@ -43,7 +43,7 @@ from specbench_ss.training.trainer import TrainConfig
 from tests.fabricated import fabricate
 from tests.methods.decoders import randomise
 from tests.methods.paper.shared import bench, text
-from tests.tiny import WITHOUT_WINDOW, few, tiny_model
+from tests.tiny import WITHOUT_WINDOW, few, thorough, tiny_model
 
 SHORT = Budget(steps=2, rows_per_step=2, anchors_per_row=4, warmup=1)
 
@@ -93,6 +93,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, RunConfig, P
         return Ablations().run(bench(folder, Request(limit=1), measure=measure)), measured[0], folder
 
 
+@thorough
 def test_every_variant_decodes_with_the_weights_that_it_learnt(made: tuple[Result, RunConfig, Path]) -> None:
     result, config, folder = made
     specs = config.methods[1:]
@@ -107,6 +108,7 @@ def test_every_variant_decodes_with_the_weights_that_it_learnt(made: tuple[Resul
     assert texts[0] != texts[1], "a seed has text of its own"
 
 
+@thorough
 def test_means_are_of_all_seeds_gains_of_the_same_seed_and_all_are_drawn(made: tuple[Result, RunConfig, Path]) -> None:
     summary, seeds = made[0].grids
     tau = {(row[0], row[1]): row[2 + ablations.GAMMA] for row in seeds.rows}
@@ -120,6 +122,7 @@ def test_means_are_of_all_seeds_gains_of_the_same_seed_and_all_are_drawn(made: t
     assert [trace["name"] for trace in plot.data if trace["mode"] == "markers"] == [v.name for v in FEW]
 
 
+@thorough
 @pytest.mark.parametrize(
     ("rank_8", "rank_64", "verdicts"),
     [
