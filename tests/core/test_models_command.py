@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from specbench_ss.cli.main import main
-from specbench_ss.models.checkpoint import fetch, read_shapes, read_tensors
-from specbench_ss.models.resolve import LAB
+from specbench_ss.models.checkpoint import fetch, read_shapes
 
 
 class Hub(http.server.SimpleHTTPRequestHandler):
@@ -142,21 +141,6 @@ def test_a_pair_that_does_not(hub: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "works" not in out
     assert err.startswith("ssbench: ") and err.count("\n") == 1
     assert "128" in err and "256" in err and "someone/wide" in err
-
-
-def test_a_pair_that_an_engine_misreads(hub: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = hub / "someone" / "biased"
-    folder.mkdir(parents=True)
-    save_file(
-        read_tensors(LAB / "eagle" / "model.safetensors") | {"fc.bias": torch.zeros(256)}, folder / "model.safetensors"
-    )
-    (folder / "config.json").write_text((LAB / "eagle" / "config.json").read_text())
-    code, out, err = ssbench(capsys, "models", "check", "lab", "eagle[weights=someone/biased]")
-    assert code == 0 and "works: eagle" in out
-    assert err.startswith("ssbench: warning: eagle: vLLM drops fc.bias") and err.count("\n") == 1
-    assert "(someone/biased)" in err
-    code, _, err = ssbench(capsys, "run", "--methods", f"eagle[weights={folder}]", "--limit", "1", "--dry-run")
-    assert code == 0 and "vLLM" not in err, "a run does not serve the drafter"
 
 
 def test_what_only_a_pickle_has_is_not_reported(hub: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of servers need not wait for."""
+"""Shorter waits for the tests of servers."""
 
 from __future__ import annotations
 
