@@ -23,7 +23,7 @@ from specbench_ss.models.checkpoint import belongs_to, write_config
 from specbench_ss.models.load import load_target
 from specbench_ss.options import make_options
 from specbench_ss.registry import trainer_class
-from specbench_ss.training.loop import Budget, DrafterLoop, DrafterText
+from specbench_ss.training.loop import Budget, DrafterLoop, PackedText
 from specbench_ss.training.session import mean_accuracies
 from specbench_ss.training.trainer import DrafterTrainer
 
@@ -43,7 +43,7 @@ class Course:
     weights: Mapping[str, float] | None = None
     tokens: int = 0
 
-    def text(self, lab: LabTraining) -> DrafterText:
+    def text(self, lab: LabTraining) -> PackedText:
         """Return the training text."""
         if self.weights is None:
             return drafter_text(lab, "train")

@@ -70,10 +70,10 @@ class Batch:
         return Batch(self.ids[chosen], self.labels[chosen], anchors, documents, self.whole)
 
 
-def future_labels(ids: NDArray[np.int64], answer: NDArray[np.bool_], end: int, ahead: int) -> NDArray[np.int64]:
+def future_labels(ids: NDArray[np.int64], answer: NDArray[np.bool_], ahead: int) -> NDArray[np.int64]:
     """Return labels [B, T, 1 + ahead]: x_{t+1+j} while x_{t+1..t+1+j} are in one answer, else -100.
 
-    answer: bool [B, T], True inside answers.
+    answer: bool [B, T], True inside answers, of which no two touch.
     """
     t = ids.shape[1]
     labels = np.full((*ids.shape, ahead + 1), -100, np.int64)
@@ -83,7 +83,6 @@ def future_labels(ids: NDArray[np.int64], answer: NDArray[np.bool_], end: int, a
         alive[:, t - shift :] = False
         alive[:, : t - shift] &= answer[:, shift:]
         labels[:, : t - shift, j] = np.where(alive[:, : t - shift], ids[:, shift:], -100)
-        alive[:, : t - shift] &= ids[:, shift:] != end
     return labels
 
 

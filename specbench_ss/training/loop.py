@@ -237,52 +237,17 @@ class Budget:
         return values
 
 
-NO_TOKEN = -1
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterText:
-    """Packed rows [R, T] of the lab's text.
-
-    answer_mask: for a row [T], returns True inside answers. end: the token that ends an answer. pad: the token of
-    padding; NO_TOKEN: there is none.
-    """
-
-    rows: NDArray[np.int32]
-    answer_mask: Callable[[NDArray[np.int32]], NDArray[np.bool_]]
-    end: int
-    seed: int = 0
-    pad: int = NO_TOKEN
-
-    @property
-    def digest(self) -> str:
-        """Return a short sha256 of the rows."""
-        return digest(self.rows)
-
-    def batch(self, step: int, budget: Budget, device: torch.device) -> Batch:
-        """Return the batch of a step, which depends only on seed and step."""
-        rng = np.random.default_rng((self.seed, step))
-        n = budget.rows_per_step
-        epoch, first = divmod(step * n, max(1, len(self.rows) - n + 1))
-        order = np.random.default_rng((self.seed, epoch, 1)).permutation(len(self.rows))
-        rows = self.rows[np.sort(order[first : first + n])]
-        ids = rows.astype(np.int64)
-        answer = np.stack([self.answer_mask(r) for r in rows])
-        labels = future_labels(ids, answer, self.end, budget.ahead)
-        anchors = pick_anchors(labels, budget.anchors_per_row, rng)
-        return Batch(torch.from_numpy(ids), torch.from_numpy(labels), anchors).to(device)
-
-    def count_tokens(self, batch: Batch) -> int:
-        """Return the number of tokens of a batch without padding."""
-        return int((batch.ids != self.pad).sum())
-
-
 @dataclass(frozen=True, slots=True)
 class PackedText:
-    """Rows for training or validation."""
+    """Packed rows for training or validation, in batches that depend only on seed and step.
+
+    plain: a row is one text under a causal mask, and an epoch ends before rows would be missing in a batch. The lab's
+    models are trained so; other rows consist of documents that do not attend to each other.
+    """
 
     packed: TrainingRows
     seed: int = 0
+    plain: bool = False
 
     @property
     def rows(self) -> NDArray[np.int32]:
@@ -291,34 +256,43 @@ class PackedText:
 
     @property
     def digest(self) -> str:
-        """Return a short sha256 of tokens, completions and documents."""
-        return digest(self.packed.ids, self.packed.mask, self.packed.documents)
+        """Return a short sha256 of the tokens, and unless plain of completions and documents."""
+        return digest(self.rows) if self.plain else digest(self.rows, self.packed.mask, self.packed.documents)
 
     def batch(self, step: int, budget: Budget, device: torch.device) -> Batch:
-        """Return the batch of a step. Every epoch takes each row once, in its own order."""
-        n, r = budget.rows_per_step, len(self.rows)
+        """Return the batch of a step."""
         rng = np.random.default_rng((self.seed, step))
-        epochs, indices = np.divmod(np.arange(step * n, (step + 1) * n), r)
-        orders = {e: np.random.default_rng((self.seed, e, 1)).permutation(r) for e in np.unique(epochs).tolist()}
-        rows = np.array([orders[e][i] for e, i in zip(epochs.tolist(), indices.tolist(), strict=True)])
-        return self.chosen(rows, budget, rng).to(device)
+        return self.chosen(self.indices(step, budget.rows_per_step), budget, rng).to(device)
+
+    def indices(self, step: int, n: int) -> NDArray[np.int64]:
+        """Return the rows of a step, int64 [n]. Every epoch takes rows in its own order, each at most once."""
+        r = len(self.rows)
+        if self.plain:
+            epoch, first = divmod(step * n, max(1, r - n + 1))
+            return np.sort(self._order(epoch)[first : first + n])
+        epochs, places = np.divmod(np.arange(step * n, (step + 1) * n), r)
+        orders = {epoch: self._order(epoch) for epoch in np.unique(epochs).tolist()}
+        return np.array([orders[e][i] for e, i in zip(epochs.tolist(), places.tolist(), strict=True)])
+
+    def _order(self, epoch: int) -> NDArray[np.int64]:
+        return np.random.default_rng((self.seed, epoch, 1)).permutation(len(self.rows))
 
     def chosen(self, rows: NDArray[np.int64], budget: Budget, rng: np.random.Generator) -> Batch:
         """Return a batch of these rows."""
-        ids = self.packed.ids[rows].astype(np.int64)
-        numbers = self.packed.documents[rows].astype(np.int64)
-        labels = future_labels(ids, np.asarray(self.packed.mask[rows]), NO_TOKEN, budget.ahead)
-        documents = Documents(torch.from_numpy(numbers), torch.from_numpy(positions(self.packed.documents[rows])))
+        ids, numbers = self.rows[rows].astype(np.int64), self.packed.documents[rows]
+        labels = future_labels(ids, np.asarray(self.packed.mask[rows]), budget.ahead)
         anchors = pick_anchors(labels, budget.anchors_per_row, rng)
-        return Batch(torch.from_numpy(ids), torch.from_numpy(labels), anchors, documents)
+        batch = Batch(torch.from_numpy(ids), torch.from_numpy(labels), anchors)
+        if not self.plain:
+            places = torch.from_numpy(positions(numbers))
+            batch.documents = Documents(torch.from_numpy(numbers.astype(np.int64)), places)
+        return batch
 
-    def count_tokens(self, batch: Batch) -> int:
-        """Return the number of tokens of a batch without padding."""
-        assert batch.documents is not None
-        return int((batch.documents.numbers >= 0).sum())
+    def count_tokens(self, step: int, budget: Budget) -> int:
+        """Return the number of tokens of a step's batch without padding."""
+        return int((self.packed.documents[self.indices(step, budget.rows_per_step)] >= 0).sum())
 
 
-Text = DrafterText | PackedText
 LOG = "training.jsonl"
 MAX_VALIDATION_ROWS = 64  # of one evaluation
 
@@ -358,7 +332,7 @@ class DrafterLoop(Resumable):
         self,
         target: Target,
         trainers: Sequence[DrafterTrainer],
-        text: Text,
+        text: PackedText,
         budget: Budget,
         folder: Path,
         machine: DistributedContext | None = None,
@@ -424,7 +398,7 @@ class DrafterLoop(Resumable):
 
     def _update(self) -> str:
         whole = self.text.batch(self.step, self.budget, torch.device("cpu"))
-        self.counts["tokens"] += self.text.count_tokens(whole)
+        self.counts["tokens"] += self.text.count_tokens(self.step, self.budget)
         self.counts.update({trainer.name: trainer.count_positions(whole) for trainer in self.trainers})
         batch = self.machine.share(whole.to(self.target.device))
         with self.machine.autocast():

@@ -30,7 +30,7 @@ from specbench_ss.storage import locked, write_json
 from specbench_ss.training.batch import base_states
 from specbench_ss.training.data import TrainingText, load_rows
 from specbench_ss.training.distributed import DistributedContext
-from specbench_ss.training.loop import CHECKPOINT, LOG, Budget, DrafterLoop, PackedText, Text
+from specbench_ss.training.loop import CHECKPOINT, LOG, Budget, DrafterLoop, PackedText
 from specbench_ss.training.model_card import base_name, check_repository, push_to_hub, write_card
 from specbench_ss.training.self_distill import ResponseCache
 from specbench_ss.training.trainer import DrafterTrainer, TrainConfig, Trainer, TrainJob
@@ -44,7 +44,7 @@ DRAFT_VOCAB = "draft_vocab"  # option of methods that read frequent tokens from 
 def mean_accuracies(
     target: Target,
     trainer: DrafterTrainer,
-    text: Text,
+    text: PackedText,
     budget: Budget,
     batches: int,
     machine: DistributedContext | None = None,
