@@ -95,7 +95,7 @@ def answers(lab: LabTraining) -> None:
     Answers to prompts of the applications are also stored separately, for the datastore.
     """
     target = lab.base_target()
-    if not lab.machine.exact:  # half the memory traffic; equal answers except for rare ties
+    if not lab.dist.exact:  # half the memory traffic; equal answers except for rare ties
         target = Target(target.model.to(torch.bfloat16), target.tokenizer)
     for split, count in (("train", ANSWERED[lab.size]), ("calibration", CALIBRATION_TALKS)):
         path = lab.folder("answers") / f"{split}.npy"

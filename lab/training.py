@@ -201,7 +201,7 @@ class BaseTrainer(Resumable):
 Log = Callable[[str], None]
 
 
-@dataclass(frozen=True)  # no slots: `machine` is measured once
+@dataclass(frozen=True)  # no slots: `dist` is measured once
 class LabTraining:
     """Settings shared by the stages of one training of the lab's models.
 
@@ -225,7 +225,7 @@ class LabTraining:
         return self.scale >= 0.1 and (self.device != "cpu" or any(map(shutil.which, ("g++", "clang++", "c++"))))
 
     @cached_property
-    def machine(self) -> DistributedContext:
+    def dist(self) -> DistributedContext:
         """Return the device context of drafter training: bfloat16 if that is faster, else float32."""
         device = torch.device(self.device)
         return DistributedContext(device, exact=device.type == "cpu" and not has_bfloat16())
@@ -317,7 +317,7 @@ def answers_in(lab: LabTraining, rows: NDArray[np.int32], seed: int) -> PackedTe
 
 
 @dataclass(slots=True)
-class LabTalk:
+class LabConversation:
     """A generated example with answers by the model; an answer beyond the limit ends it."""
 
     example: Example
@@ -343,10 +343,10 @@ class LabTalk:
 
 def own_conversations(
     target: Target, examples: Iterator[Example], count: int, batch: int = 128, limit: int = 192
-) -> Iterator[list[LabTalk]]:
+) -> Iterator[list[LabConversation]]:
     """Yield conversations with all answers by the model; one list per batch, `count` conversations in all."""
     pool = sorted(islice(examples, count), key=lambda e: (e.category, len(e.turns[0])))
-    talks = [LabTalk(example, target.tokenizer.backend_tokenizer) for example in pool]
+    talks = [LabConversation(example, target.tokenizer.backend_tokenizer) for example in pool]
     for _, answered in regenerate_responses(
         target, talks, GenerationOptions((target.tokenizer.eos_token_id,), limit), batch
     ):

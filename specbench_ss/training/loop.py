@@ -302,7 +302,7 @@ class Outcome:
     """Loss of a drafter on a batch, and its top-1 accuracy at each draft position."""
 
     loss: float
-    right: tuple[float, ...]
+    top1_accuracy: tuple[float, ...]
 
 
 class _LogLine(msgspec.Struct):
@@ -311,9 +311,9 @@ class _LogLine(msgspec.Struct):
     step: int
 
 
-def estimated_tau(right: Sequence[float]) -> float:
+def estimated_tau(top1_accuracy: Sequence[float]) -> float:
     """Return 1 + a_1 + a_1 a_2 + ... for top-1 accuracies a_j: τ of a chain if its drafts were independent."""
-    products: list[float] = list(accumulate(right, mul))
+    products: list[float] = list(accumulate(top1_accuracy, mul))
     return 1 + sum(products)
 
 
@@ -322,7 +322,7 @@ class DrafterLoop(Resumable):
 
     Args:
         about: further facts that must equal those of a checkpoint.
-        machine: None means this process alone, in bfloat16 by autocast.
+        dist: None means this process alone, in bfloat16 by autocast.
         validation: rows that are evaluated every `eval_every` steps and at the end.
         logs: a training.jsonl per drafter, with a line per step, truncated to the checkpoint on resume. Without them
             nothing is evaluated.
@@ -335,7 +335,7 @@ class DrafterLoop(Resumable):
         text: PackedText,
         budget: Budget,
         folder: Path,
-        machine: DistributedContext | None = None,
+        dist: DistributedContext | None = None,
         about: Mapping[str, Any] | None = None,
         *,
         validation: PackedText | None = None,
@@ -343,7 +343,7 @@ class DrafterLoop(Resumable):
         logs: Sequence[Path] = (),
     ) -> None:
         self.target, self.trainers, self.text, self.budget = target, trainers, text, budget
-        self.machine = machine or DistributedContext(target.device)
+        self.dist = dist or DistributedContext(target.device)
         self.validation, self.eval_every, self.logs = validation, eval_every, logs
         self.outcomes: dict[str, Outcome] = {}  # of the newest step
         for trainer in trainers:
@@ -356,7 +356,7 @@ class DrafterLoop(Resumable):
             "drafters": [t.name for t in trainers],
             "learning rates": self.peaks,
             **{f"{t.name}'s {key}": value for t in trainers for key, value in t.settings().items()},
-            "processes": self.machine.count,
+            "processes": self.dist.count,
             "seed": text.seed,
             "text": text.digest,
             "base": target.weights_hash,
@@ -365,10 +365,10 @@ class DrafterLoop(Resumable):
         super().__init__(folder, modules, optimizers, budget.steps, about, kept)
         if not self.resumed:
             self._prepare()
-        for log in self.logs if self.machine.first else ():
+        for log in self.logs if self.dist.first else ():
             log.parent.mkdir(parents=True, exist_ok=True)
             storage.cut(log, user_files.decoder(_LogLine), lambda line: line.step <= self.step)
-        self.machine.wait()
+        self.dist.wait()
 
     def _prepare(self) -> None:
         """Let every trainer read text and base states before the first step."""
@@ -377,16 +377,16 @@ class DrafterLoop(Resumable):
         for trainer in self.trainers:
             trainer.scan(self.text.batch(s, budget, torch.device("cpu")) for s in range(count))
         first = self.text.batch(0, budget, self.target.device).rows(slice(1))  # the same in all processes
-        with self.machine.autocast():
+        with self.dist.autocast():
             states = self.states(first)
             for trainer in self.trainers:
                 trainer.prepare(states, first)
         for trainer in self.trainers:
-            self.machine.broadcast(trainer.module)
+            self.dist.broadcast(trainer.module)
 
     def agree(self, stops: bool) -> bool:
         """Return True in all processes if one of them is to stop."""
-        return bool(self.machine.total(torch.tensor(float(stops), device=self.machine.device)))
+        return bool(self.dist.total(torch.tensor(float(stops), device=self.dist.device)))
 
     def states(self, batch: Batch) -> BaseStates:
         """Return the base states that the trainers need."""
@@ -400,15 +400,15 @@ class DrafterLoop(Resumable):
         whole = self.text.batch(self.step, self.budget, torch.device("cpu"))
         self.counts["tokens"] += self.text.count_tokens(self.step, self.budget)
         self.counts.update({trainer.name: trainer.count_positions(whole) for trainer in self.trainers})
-        batch = self.machine.share(whole.to(self.target.device))
-        with self.machine.autocast():
+        batch = self.dist.share(whole.to(self.target.device))
+        with self.dist.autocast():
             states = self.states(batch)
         parts = []
         for trainer, optimizer, peaks in zip(self.trainers, self.optimizers, self.peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * self.budget.rate(self.step)
             self.outcomes[trainer.name] = outcome = self.learn(trainer, optimizer, states, batch)
-            shares = " ".join(f"{share:.2f}" for share in outcome.right)
+            shares = " ".join(f"{share:.2f}" for share in outcome.top1_accuracy)
             parts.append(f"{trainer.name} loss {outcome.loss:.3f} top-1 accuracy {shares}")
         return "; ".join([*parts, *self._log(self.step + 1)])
 
@@ -420,12 +420,12 @@ class DrafterLoop(Resumable):
         self, trainer: DrafterTrainer, optimizer: torch.optim.Optimizer, states: BaseStates, batch: Batch
     ) -> Outcome:
         """Take one step of a trainer: loss, gradients, optimizer."""
-        with self.machine.autocast():
+        with self.dist.autocast():
             loss, right = trainer.loss(states, batch)
-        self.machine.gradients(loss, list(trainer.module.parameters()))
+        self.dist.gradients(loss, list(trainer.module.parameters()))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        sums = self.machine.total(torch.cat((loss.detach()[None], right.detach()))).tolist()
+        sums = self.dist.total(torch.cat((loss.detach()[None], right.detach()))).tolist()
         return Outcome(sums[0], tuple(sums[1:]))
 
     def _log(self, step: int) -> list[str]:
@@ -436,17 +436,17 @@ class DrafterLoop(Resumable):
         for trainer, log in zip(self.trainers, self.logs, strict=False):
             outcome = self.outcomes[trainer.name]
             line: dict[str, Any] = {"step": step, **self.trained_on(trainer)}
-            line |= {"loss": outcome.loss, "right": outcome.right}
+            line |= {"loss": outcome.loss, "top1_accuracy": outcome.top1_accuracy}
             if validation := evaluated.get(trainer.name):
-                tau = estimated_tau(validation.right)
+                tau = estimated_tau(validation.top1_accuracy)
                 line |= {
                     "validation_loss": validation.loss,
-                    "validation_accuracy": validation.right,
+                    "validation_accuracy": validation.top1_accuracy,
                     "estimated_tau": tau,
                 }
                 prefix = f"{trainer.name} " if len(self.trainers) > 1 else ""
                 parts.append(f"validation: {prefix}loss {validation.loss:.3f}, estimated tau {tau:.2f}")
-            if self.machine.first:
+            if self.dist.first:
                 with log.open("ab", buffering=0) as file:
                     storage.append(file, [line])
         return parts
@@ -462,7 +462,7 @@ class DrafterLoop(Resumable):
         sums: dict[str, Tensor] = {}
         n = self.budget.rows_per_step  # memory suffices for as many rows as in a step
         for batch in (batch_of_all.rows(slice(start, start + n)) for start in range(0, count, n)):
-            with self.machine.autocast():
+            with self.dist.autocast():
                 states = self.states(batch)
                 for trainer in self.trainers:
                     losses = torch.cat([part.reshape(-1) for part in trainer.loss(states, batch)])
@@ -471,6 +471,6 @@ class DrafterLoop(Resumable):
 
     def save(self) -> None:
         """Write the checkpoint in the first process while the others wait."""
-        if self.machine.first:
+        if self.dist.first:
             super().save()
-        self.machine.wait()
+        self.dist.wait()

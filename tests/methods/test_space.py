@@ -167,7 +167,7 @@ def test_it_learns(tmp_path: Path) -> None:
     text = plain_text(rows, rows >= 5)
     training = DrafterLoop(target, [trainee], text, Budget(60, 8, 8, 3, 5), tmp_path / "work")
     training.train(lambda _: None)
-    assert min(training.outcomes["space"].right) > 0.5
+    assert min(training.outcomes["space"].top1_accuracy) > 0.5
     save(tmp_path, trainee.mask, trainee.tuned, {})
     decoder = SPACE.load(target, SPACEOptions(weights=str(tmp_path)))
     steps = generate(decoder, [10, 11, 12, 13], StopParams(20), SamplingParams()).steps
