@@ -28,7 +28,7 @@ from specbench_ss.methods.rest.datastore import SEPARATOR, build, open_datastore
 from specbench_ss.prompt_files import read_rows
 from specbench_ss.training import data
 from specbench_ss.training.chat_format import Rendered, Renderer
-from specbench_ss.training.self_distill import ChatTalk, ResponseCache, own_documents
+from specbench_ss.training.self_distill import ChatConversation, ResponseCache, own_documents
 
 MORE_QUESTIONS = 1400  # of GSM8K
 MODEL, LENGTH, LIMIT = "smollm2", 512, 128  # tokens of a row and of an answer
@@ -114,7 +114,7 @@ def read_answers(folder: Path, own: ResponseCache, renderer: Renderer, chats: Se
         raise SystemExit(f"{folder} answers {len(answers)} prompts, and there are {len(chats)}")
     documents = Documents()
     for i, (chat, answer) in enumerate(zip(chats, answers, strict=True)):
-        talk, ids = ChatTalk(i, chat, renderer, LENGTH - LIMIT), answer[:-1].tolist()
+        talk, ids = ChatConversation(i, chat, renderer, LENGTH - LIMIT), answer[:-1].tolist()
         if talk.prompt() is not None:
             talk.answered(ids, ids[-1] in own.target.eos_ids)
         documents.append(talk.document)

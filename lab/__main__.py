@@ -50,7 +50,7 @@ def text(
 ) -> None:
     """Write generated conversations to standard output, one JSON object a line."""
     for example in islice(conversations(split, seed), count):
-        row = {"category": example.category, "turns": example.turns, "answers": example.answers}
+        row = {"category": example.category, "messages": example.messages}
         sys.stdout.write(json.dumps(row) + "\n")
 
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from lab.drafters import RECIPES
 from lab.example import load
 from lab.text import APP_CATEGORIES, APP_WEIGHTS, SPECBENCH_CATEGORIES, WEIGHTS, conversations, questions
-from lab.training import LabTraining
+from lab.training import LabTraining, completion_mask, special_ids, tokenize
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams
@@ -26,7 +26,6 @@ from specbench_ss.options import MethodSpec
 from specbench_ss.registry import load_method
 from specbench_ss.suite import Question
 from specbench_ss.suites.scorers import score_turn
-from specbench_ss.training.data import completion_mask, render, special_ids, tokenize
 from specbench_ss.training.self_distill import GenerationOptions, answer_batch
 
 
@@ -60,7 +59,7 @@ def validation_loss(
 ) -> float:
     """Return mean cross-entropy, nats per answer token, on evaluation conversations mixed by these weights."""
     total, tokens = 0.0, 0
-    for ids in tokenize(tokenizer, [render(e) for e in islice(conversations("eval", 0, weights), count)]):
+    for ids in tokenize(tokenizer, islice(conversations("eval", 0, weights), count)):
         mask = torch.from_numpy(completion_mask(ids, special))[1:]
         row = torch.from_numpy(ids).long()[None].to(model.device)
         losses = F.cross_entropy(model(row).logits[0, :-1].float(), row[0, 1:], reduction="none").cpu()

@@ -23,7 +23,7 @@ from specbench_ss.models.checkpoint import belongs_to, write_config
 from specbench_ss.models.load import load_target
 from specbench_ss.options import make_options
 from specbench_ss.registry import trainer_class
-from specbench_ss.training.loop import Budget, DrafterLoop, DrafterText
+from specbench_ss.training.loop import Budget, DrafterLoop, PackedText
 from specbench_ss.training.session import mean_accuracies
 from specbench_ss.training.trainer import DrafterTrainer
 
@@ -43,7 +43,7 @@ class Course:
     weights: Mapping[str, float] | None = None
     tokens: int = 0
 
-    def text(self, lab: LabTraining) -> DrafterText:
+    def text(self, lab: LabTraining) -> PackedText:
         """Return the training text."""
         if self.weights is None:
             return drafter_text(lab, "train")
@@ -193,10 +193,10 @@ def train_drafter(lab: LabTraining, name: str) -> None:
         target = load_target(str(lab.made("draft/model", "draft")), dtype="float32", device=lab.device)
         before = target.model.config.ssbench["trained"]["tokens"]
     torch.manual_seed(lab.seed + course.seed)
-    trainer, machine = recipe.built(target), lab.machine
+    trainer, dist = recipe.built(target), lab.dist
     budget = Budget(lab.scaled(course.steps, 2), course.rows, ahead=trainer.ahead, warmup=course.warmup)
     settings = {"options": {**recipe.options, **recipe.beyond}}  # a checkpoint of another recipe is rejected
-    loop = DrafterLoop(target, [trainer], course.text(lab), budget, folder, machine, settings)
+    loop = DrafterLoop(target, [trainer], course.text(lab), budget, folder, dist, settings)
     loop.train(lab.log)
     trained = {"steps": budget.steps, "lr": recipe.lr, **loop.trained_on(trainer)}
     trained["tokens"] += before
@@ -207,5 +207,5 @@ def train_drafter(lab: LabTraining, name: str) -> None:
     if trainer.ranked:
         batches = lab.scaled(CALIBRATION_BATCHES, 1)
         calibration = drafter_text(lab, "calibration")
-        about["accuracies"] = mean_accuracies(target, trainer, calibration, budget, batches, machine)
+        about["accuracies"] = mean_accuracies(target, trainer, calibration, budget, batches, dist)
     trainer.save(lab.folder(f"{name}/weights"), about)

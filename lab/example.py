@@ -37,6 +37,13 @@ class Example:
         if len(self.turns) != len(self.answers) or not all(self.answers):
             raise ValueError(f"{self.category}: every turn needs at least one answer")
 
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """Return the conversation with the answers to train on, for chat templates."""
+        pairs = zip(self.turns, self.answers, strict=True)
+        roles = ((("user", turn), ("assistant", answers[0])) for turn, answers in pairs)
+        return [{"role": role, "content": text} for pair in roles for role, text in pair]
+
 
 Generator = Callable[[random.Random], Example]
 

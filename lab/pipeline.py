@@ -19,15 +19,16 @@ from lab import cards
 from lab.drafters import RECIPES, train_drafter
 from lab.text import APP_CATEGORIES, POLISH_WEIGHTS, conversations
 from lab.training import (
-    SPECIAL,
     BaseSize,
     BaseTrainer,
     LabTraining,
     Log,
     new_model,
     own_conversations,
+    pack,
     save_model,
     save_rows,
+    special_ids,
     train_tokenizer,
     training_rows,
 )
@@ -37,7 +38,6 @@ from specbench_ss.methods.rest.datastore import build as build_datastore
 from specbench_ss.models.devices import check_one_device, resolve_device
 from specbench_ss.models.resolve import LAB
 from specbench_ss.storage import write_json
-from specbench_ss.training.data import pack, render, special_ids
 from specbench_ss.training.loop import CHECKPOINT, check_same
 
 POLISH_SHARE = 0.33
@@ -53,10 +53,7 @@ def tokenizer(lab: LabTraining) -> None:
     size = lab.base_size(lab.size)
     texts = []
     for example in islice(conversations("train", lab.seed), lab.scaled(24_000, size.vocab)):
-        text = render(example).replace("<|", "\n<|")
-        for marker in SPECIAL:
-            text = text.replace(marker, "")
-        texts.append(text)
+        texts.append("\n" + "".join(f"\n{q}\n{a[0]}\n" for q, a in zip(example.turns, example.answers, strict=True)))
     trained = train_tokenizer(texts, size.vocab)
     trained.model_max_length = size.context
     trained.save_pretrained(lab.folder("tokenizer"))
@@ -98,7 +95,7 @@ def answers(lab: LabTraining) -> None:
     Answers to prompts of the applications are also stored separately, for the datastore.
     """
     target = lab.base_target()
-    if not lab.machine.exact:  # half the memory traffic; equal answers except for rare ties
+    if not lab.dist.exact:  # half the memory traffic; equal answers except for rare ties
         target = Target(target.model.to(torch.bfloat16), target.tokenizer)
     for split, count in (("train", ANSWERED[lab.size]), ("calibration", CALIBRATION_TALKS)):
         path = lab.folder("answers") / f"{split}.npy"

@@ -25,9 +25,10 @@ from specbench_ss.methods._shared.small_llama import new_llama
 from specbench_ss.models.cpu_dtype import has_bfloat16
 from specbench_ss.models.load import load_target
 from specbench_ss.storage import ordinary_mode, replacing
-from specbench_ss.training.data import completion_mask, pack, render, special_ids, tokenize
+from specbench_ss.training.chat_format import Rendered
+from specbench_ss.training.data import TrainingRows, pack_documents
 from specbench_ss.training.distributed import DistributedContext
-from specbench_ss.training.loop import DrafterText, Resumable, digest
+from specbench_ss.training.loop import PackedText, Resumable, digest
 from specbench_ss.training.losses import weighted_loss
 from specbench_ss.training.self_distill import GenerationOptions, regenerate_responses
 
@@ -69,6 +70,36 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
+
+
+def special_ids(tokenizer: Any) -> dict[str, int]:
+    """Return the ids of the special tokens by role."""
+    ids = {role: tokenizer.convert_tokens_to_ids(f"<|{role}|>") for role in ("pad", "bos", "user", "assistant")}
+    return {**ids, "eos": tokenizer.eos_token_id}
+
+
+def tokenize(tokenizer: Any, examples: Iterable[Example]) -> list[NDArray[np.int32]]:
+    """Return the token ids of conversations in the chat format."""
+    turns = (zip(e.turns, e.answers, strict=True) for e in examples)
+    texts = ["<|bos|>" + "".join(f"<|user|>{q}<|assistant|>{a[0]}<|end|>" for q, a in pairs) for pairs in turns]
+    encoded = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+    return [np.asarray(each.ids, np.int32) for each in encoded]
+
+
+def completion_mask(ids: NDArray[np.int32], special: Mapping[str, int]) -> NDArray[np.bool_]:
+    """Return True for each token of an answer with its end token, which may be missing. ids, result: [.., T]."""
+    at = np.arange(ids.shape[-1])
+    opened = np.maximum.accumulate(np.where(ids == special["assistant"], at, -1), -1)
+    closes = np.where((ids == special["bos"]) | (ids == special["pad"]), at, -1)
+    closes[..., 1:] = np.maximum(closes[..., 1:], np.where(ids[..., :-1] == special["eos"], at[1:], -1))
+    closed = np.maximum.accumulate(closes, -1)
+    mask: NDArray[np.bool_] = (opened >= 0) & (opened >= closed) & (ids != special["assistant"])
+    return mask
+
+
+def pack(docs: Iterable[NDArray[np.int32]], length: int, pad: int) -> NDArray[np.int32]:
+    """Pack whole conversations into rows [R, length]."""
+    return pack_documents([Rendered(ids, ()) for ids in docs], length, pad).ids
 
 
 # The lab's base model: configuration and training from random weights on packed rows.
@@ -145,7 +176,7 @@ class BaseTrainer(Resumable):
     def _batch(self) -> tuple[Tensor, Tensor]:
         n = self.size.rows_per_step
         rows = self.rows[self.step * n : (self.step + 1) * n]
-        mask = np.stack([completion_mask(r, self.special) for r in rows])
+        mask = completion_mask(rows, self.special)
         real = rows != self.special["pad"]
         self.counts["tokens"] += int(real.sum())
         weights = np.where(mask, 1.0, self.size.prompt_weight) * real
@@ -170,7 +201,7 @@ class BaseTrainer(Resumable):
 Log = Callable[[str], None]
 
 
-@dataclass(frozen=True)  # no slots: `machine` is measured once
+@dataclass(frozen=True)  # no slots: `dist` is measured once
 class LabTraining:
     """Settings shared by the stages of one training of the lab's models.
 
@@ -194,7 +225,7 @@ class LabTraining:
         return self.scale >= 0.1 and (self.device != "cpu" or any(map(shutil.which, ("g++", "clang++", "c++"))))
 
     @cached_property
-    def machine(self) -> DistributedContext:
+    def dist(self) -> DistributedContext:
         """Return the device context of drafter training: bfloat16 if that is faster, else float32."""
         device = torch.device(self.device)
         return DistributedContext(device, exact=device.type == "cpu" and not has_bfloat16())
@@ -246,7 +277,7 @@ def training_rows(
     docs: list[NDArray[np.int32]] = []
     tokens, source = 0, conversations("train", seed, weights)
     while tokens < least:
-        new = tokenize(tokenizer, [render(e) for e in islice(source, min(2_000, 16 + least // 200))])
+        new = tokenize(tokenizer, islice(source, min(2_000, 16 + least // 200)))
         docs += new
         tokens += sum(map(len, new))
     rows = pack(docs, length, special_ids(tokenizer)["pad"])
@@ -272,20 +303,21 @@ def save_model(model: Any, tokenizer: Any, path: Path) -> None:
     tokenizer.save_pretrained(path)
 
 
-def drafter_text(lab: LabTraining, split: str) -> DrafterText:
+def drafter_text(lab: LabTraining, split: str) -> PackedText:
     """Return rows of the split 'train' or 'calibration'."""
     rows = np.load(lab.made(f"answers/{split}.npy", "answers"), mmap_mode="r")
     return answers_in(lab, rows, lab.seed + 3)
 
 
-def answers_in(lab: LabTraining, rows: NDArray[np.int32], seed: int) -> DrafterText:
+def answers_in(lab: LabTraining, rows: NDArray[np.int32], seed: int) -> PackedText:
     """Return packed rows [R, T] with losses on answers, in the order of the seed."""
     special = special_ids(lab.tokenizer())
-    return DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], seed, special["pad"])
+    documents = np.where(rows == special["pad"], -1, 0).astype(np.int32)
+    return PackedText(TrainingRows(rows, completion_mask(rows, special), documents), seed, plain=True)
 
 
 @dataclass(slots=True)
-class LabTalk:
+class LabConversation:
     """A generated example with answers by the model; an answer beyond the limit ends it."""
 
     example: Example
@@ -311,10 +343,10 @@ class LabTalk:
 
 def own_conversations(
     target: Target, examples: Iterator[Example], count: int, batch: int = 128, limit: int = 192
-) -> Iterator[list[LabTalk]]:
+) -> Iterator[list[LabConversation]]:
     """Yield conversations with all answers by the model; one list per batch, `count` conversations in all."""
     pool = sorted(islice(examples, count), key=lambda e: (e.category, len(e.turns[0])))
-    talks = [LabTalk(example, target.tokenizer.backend_tokenizer) for example in pool]
+    talks = [LabConversation(example, target.tokenizer.backend_tokenizer) for example in pool]
     for _, answered in regenerate_responses(
         target, talks, GenerationOptions((target.tokenizer.eos_token_id,), limit), batch
     ):

@@ -207,7 +207,7 @@ class DFlashTrainer(BlockTrainer):
         sums = [self.sums(states, batch, out[:, :, k], labels[..., k], k) for k in range(self.ahead)]
         total = torch.stack([a for a, _ in sums]), torch.stack([b for _, b in sums])
         weights = [math.exp(-k / self.options.decay) for k in range(self.ahead)]
-        return mean_loss(total, self.labels(batch.whole), weights)
+        return mean_loss(total, self.labels(batch.global_batch), weights)
 
     def sums(self, states: BaseStates, batch: Batch, out: Tensor, labels: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return sums of the losses and of correct predictions of x_{t+2+k}, by the selector if there is one.
@@ -295,7 +295,7 @@ class DSparkTrainer(DFlashTrainer):
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the weighted mean of the losses of all positions, and the accuracies of each [block]."""
-        labels, whole = self.labels(batch), self.labels(batch.whole)
+        labels, whole = self.labels(batch), self.labels(batch.global_batch)
         used = labels[..., 0] != -100  # [B, A]
         rows, ahead = used.nonzero()[:, 0, None], torch.arange(1, self.ahead + 2, device=used.device)
         at = (batch.anchors.at[used][:, None] + ahead).clamp_max(batch.ids.shape[1] - 1)  # root and drafted tokens
@@ -446,6 +446,6 @@ class PEagleTrainer(BlockTrainer):
         """Return the mean over all trained positions of all depths."""
         labels, outs = self.labels(batch), self.states(states, batch)
         sums = [self.sums(states, batch, out, labels[:, : out.shape[1], d], d) for d, out in enumerate(outs)]
-        count = (self.labels(batch.whole) != -100).sum((0, 1))  # [depths]
+        count = (self.labels(batch.global_batch) != -100).sum((0, 1))  # [depths]
         right = torch.stack([hits for _, hits in sums]) / count.clamp_min(1)
         return torch.stack([loss for loss, _ in sums]).sum() / count.sum().clamp_min(1), right

@@ -72,7 +72,7 @@ class UnrolledTrainer(FeatureTrainer):
         labels, unrolled = self.labels(batch), self.unrolled(self.features(states), batch, self.ahead)
         sums = [self.sums(states, batch, out, labels[..., j], j) for j, out in enumerate(unrolled)]
         total = torch.stack([a for a, _ in sums]), torch.stack([b for _, b in sums])
-        return mean_loss(total, self.labels(batch.whole), weights)
+        return mean_loss(total, self.labels(batch.global_batch), weights)
 
     @torch.no_grad()
     def accuracies(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -135,7 +135,7 @@ class EagleTrainer(UnrolledTrainer):
         """Return the loss of the next feature and its token, and accuracies (of all levels without gradients)."""
         o, at, labels = self.options, batch.anchors.at, self.labels(batch)[..., :1]
         labelled = labels[..., 0] != -100
-        count = (self.labels(batch.whole)[..., 0] != -100).sum().clamp_min(1)
+        count = (self.labels(batch.global_batch)[..., 0] != -100).sum().clamp_min(1)
         (out,) = self.unrolled([self._noisy(states.final, batch)], batch, 1)
         drafted, true = out[labelled], states.final[labelled.nonzero()[:, 0], (at + 1)[labelled]]  # [n, h]
         feature = F.smooth_l1_loss(drafted.float(), true.float(), reduction="none").mean(-1).sum() / count
@@ -148,7 +148,7 @@ class EagleTrainer(UnrolledTrainer):
             accuracy = correct / count
         else:
             hits, _ = self.accuracies(states, batch)
-            accuracy = hits[:, 0] / (self.labels(batch.whole) != -100).sum((0, 1)).clamp_min(1)
+            accuracy = hits[:, 0] / (self.labels(batch.global_batch) != -100).sum((0, 1)).clamp_min(1)
         return o.feature_weight * feature + o.token_weight * token, accuracy
 
     def _noisy(self, final: Tensor, batch: Batch) -> Tensor:

@@ -92,7 +92,7 @@ class HydraTrainer(DrafterTrainer):
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the sum over heads of the mean loss against the base's distribution or the text's token."""
         anchors, n = batch.anchors, self.module.count
-        labels, whole = (self.labels(b).flatten(0, 1) for b in (batch, batch.whole))  # [B*A, n]
+        labels, whole = (self.labels(b).flatten(0, 1) for b in (batch, batch.global_batch))  # [B*A, n]
         final = states.ahead(anchors.at, n).flatten(0, 1)  # [B*A, n, h]
         sums = []
         for i, logits in enumerate(self._logits(states, anchors)):
@@ -125,7 +125,7 @@ class HydraTrainer(DrafterTrainer):
         if prefix is None:
             return x
         t = x.shape[1]
-        positions = torch.arange(t, device=x.device)[None] if documents is None else documents.places
+        positions = torch.arange(t, device=x.device)[None] if documents is None else documents.position_ids
         mask = None if documents is None else documents.masks((None,), x.dtype)[None]
         out: Tensor = prefix(x, None, mask, prefix.rotary(positions, t, x.dtype))
         return out

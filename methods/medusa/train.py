@@ -59,7 +59,7 @@ def heads_loss(
     """
     logits = heads(x.flatten(0, 1), shared).transpose(0, 1)  # [B*A, n, V]
     n = heads.count
-    labels, whole = (b.anchors.labels[..., 1 : n + 1].flatten(0, 1) for b in (batch, batch.whole))
+    labels, whole = (b.anchors.labels[..., 1 : n + 1].flatten(0, 1) for b in (batch, batch.global_batch))
     return head_loss(logits, labels, [DECAY**i for i in range(n)], whole, teacher, kind)
 
 
@@ -193,7 +193,7 @@ class Medusa2Trainer(DrafterTrainer):
         following = batch.labels[..., 0]
         labelled = following != -100
         logits = target.logits(final[labelled]).float()
-        count = (batch.whole.labels[..., 0] != -100).sum()
+        count = (batch.global_batch.labels[..., 0] != -100).sum()
         language = F.cross_entropy(logits, following[labelled], reduction="sum") / count.clamp_min(1)
         heads, accuracy = heads_loss(self.heads, states.at(final, batch.anchors), target.logits, batch)
         return language + self.options.coefficient * self.ramp() * heads, accuracy

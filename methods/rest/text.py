@@ -17,7 +17,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.models.load import check_template
 from specbench_ss.prompt_files import Row, open_source, usable
 from specbench_ss.training.chat_format import apply
-from specbench_ss.training.data import load_rows
+from specbench_ss.training.data import lab_conversations, load_rows
 from specbench_ss.training.self_distill import ResponseCache
 from specbench_ss.user_files import read_text
 
@@ -55,12 +55,8 @@ def _text(tokenizer: Any, place: str, row: Row) -> str:
 
 def lab_texts(tokenizer: Any, count: int, seed: int = LAB_SEED) -> Iterator[str]:
     """Yield generated training conversations in the model's chat template."""
-    from specbench_ss.training.data import conversations
-
-    for number, example in enumerate(islice(conversations("train", seed), count)):
-        turns = zip(example.turns, example.answers, strict=True)
-        pairs = [({"role": "user", "content": q}, {"role": "assistant", "content": a[0]}) for q, a in turns]
-        yield apply(_with_template(tokenizer), [m for pair in pairs for m in pair], f"conversation {number}", False)
+    for number, messages in enumerate(islice(lab_conversations("train", seed), count)):
+        yield apply(_with_template(tokenizer), messages, f"conversation {number}", False)
 
 
 def regenerate_responses(target: Target, data: Sequence[str], limit: int, length: int) -> Iterator[NDArray[np.int32]]:

@@ -97,8 +97,8 @@ class DraftTrainer(DrafterTrainer):
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return weighted cross-entropy over next tokens plus the distillation loss at answer tokens."""
         logits = self._logits(batch)[:, :-1]  # [B, T - 1, V]
-        answer, answers = _answered(batch), _answered(batch.whole).sum().clamp_min(1)
-        text = weighted_loss(logits, batch.ids[:, 1:], self._weights(batch), self._weights(batch.whole))
+        answer, answers = _answered(batch), _answered(batch.global_batch).sum().clamp_min(1)
+        text = weighted_loss(logits, batch.ids[:, 1:], self._weights(batch), self._weights(batch.global_batch))
         right = (logits.detach().argmax(-1) == batch.ids[:, 1:])[answer].sum() / answers
         share = self.options.distill_share if self.options.distill else 0.0
         loss = (1 - share) * text
@@ -116,7 +116,7 @@ class DraftTrainer(DrafterTrainer):
             out = self.module(input_ids=batch.ids, use_cache=False)
         else:
             mask = d.masks((None,), next(self.module.parameters()).dtype)[None]
-            out = self.module(input_ids=batch.ids, attention_mask=mask, position_ids=d.places, use_cache=False)
+            out = self.module(input_ids=batch.ids, attention_mask=mask, position_ids=d.position_ids, use_cache=False)
         logits: Tensor = out.logits
         return logits
 
@@ -124,7 +124,7 @@ class DraftTrainer(DrafterTrainer):
         """Return the loss weights of next tokens, [B, T - 1]."""
         weights = torch.where(_answered(batch), 1.0, self.options.prompt_weight)
         if batch.documents is not None:
-            numbers = batch.documents.numbers
+            numbers = batch.documents.document_ids
             weights = weights * ((numbers[:, 1:] == numbers[:, :-1]) & (numbers[:, 1:] >= 0))
         return weights
 

@@ -75,15 +75,16 @@ class SPACETrainer(DrafterTrainer):
         main, mask_states = self.states(batch.ids, batch.anchors.at, batch.documents)
         answer = batch.labels[..., 0] != -100
         following = self.tuned.logits(main[answer])[:, None]  # [n, 1, V]
-        next_token, _ = head_loss(following, batch.labels[answer][:, :1], [1.0], batch.whole.labels[..., :1])
+        next_token, _ = head_loss(following, batch.labels[answer][:, :1], [1.0], batch.global_batch.labels[..., :1])
         logits, weights = self.tuned.logits(mask_states), [1 / k] * k
-        masks, accuracy = head_loss(logits, self.labels(batch), weights, self.labels(batch.whole))
+        masks, accuracy = head_loss(logits, self.labels(batch), weights, self.labels(batch.global_batch))
         return (1 - share) * next_token + share * masks, accuracy
 
     def states(self, ids: Tensor, at: Tensor, documents: Documents | None = None) -> tuple[Tensor, Tensor]:
         """Return final states [B, T, h] of ids [B, T], and [B, A, k, h] of the masks after each `at` [B, A]."""
         target, k, t = self.tuned, self.mask.masks, ids.shape[1]
-        text_positions = torch.arange(t, device=ids.device).expand_as(ids) if documents is None else documents.places
+        row_positions = torch.arange(t, device=ids.device).expand_as(ids)
+        text_positions = row_positions if documents is None else documents.position_ids
         steps = torch.arange(1, k + 1, device=ids.device)
         ahead = draft_positions(text_positions.gather(1, at), steps, target.context_length)
         positions = torch.cat((text_positions, ahead), 1)

@@ -170,7 +170,7 @@ class StreamTrainer(DrafterTrainer):
         low: the anchors' states [B, A, h] at the pruning layer.
         """
         logits = target.logits(target.family.norm(streams.early_exit(low.detach())))[..., None, :]
-        labels, whole = (b.anchors.labels[..., :1] for b in (batch, batch.whole))
+        labels, whole = (b.anchors.labels[..., :1] for b in (batch, batch.global_batch))
         return self.prune_weight * head_loss(logits, labels, [1.0], whole)[0]
 
 
@@ -238,7 +238,7 @@ class StreamsTrainer(StreamTrainer):
             self._segment(states, anchors.at[:, piece], labels[:, piece], conditioning[:, piece]) for piece in pieces
         ]
         sums = torch.stack([a for a, _ in parts]).sum(0), torch.stack([b for _, b in parts]).sum(0)
-        total, right = mean_loss(sums, self.labels(batch.whole), [1.0] * g)
+        total, right = mean_loss(sums, self.labels(batch.global_batch), [1.0] * g)
         low = states.at(states.hidden_states[self.prune_layer], anchors)
         return total + self.prune_loss(self.target, self.module, low, batch), right
 
@@ -270,7 +270,7 @@ class StreamsTrainer(StreamTrainer):
         low = states.hidden_states[self.first_msa_layer]
         picked = low.gather(1, at[..., None].expand(-1, -1, low.shape[-1]))
         x = self.module.insert(picked, g).to(low.dtype)  # [B, a*gamma, h]
-        main_positions = at if states.documents is None else states.documents.places.gather(1, at)
+        main_positions = at if states.documents is None else states.documents.position_ids.gather(1, at)
         positions = stream_positions(target, main_positions, g, self.shape.stream_position)
         masks = self._masks(at, low.shape[1], next(iter(states.kv.values()))[0].dtype, states.documents)
         cache, rotary = PrefixCache(states.kv), target.rotary(positions)
@@ -347,7 +347,7 @@ class SharedTrainer(StreamTrainer):
             past.append(kv)
         totals = torch.stack([a for a, _ in sums]).sum(0), torch.stack([b for _, b in sums]).sum(0)
         weights = [1.0] + [self.alpha_j * self.ramp()] * g
-        total, right = mean_loss(totals, batch.whole.labels[..., : 1 + g], weights)
+        total, right = mean_loss(totals, batch.global_batch.labels[..., : 1 + g], weights)
         pruned = states.at(at_pruning, batch.anchors)
         loss = total + self.prune_loss(self.tuned, self.streams, pruned, batch)
         return loss, right[1:] if g else right
@@ -408,7 +408,7 @@ class SharedTrainer(StreamTrainer):
         picked = carriers[..., None].expand(-1, -1, low.shape[-1])
         positions = start + torch.arange(length, device=low.device).expand(b, -1)
         if documents is not None:
-            positions = documents.places[:, start : start + length]
+            positions = documents.position_ids[:, start : start + length]
         rows = low
         if gamma:
             rows = torch.cat((low, self.streams.insert(low.gather(1, picked), gamma).to(low.dtype)), 1)

@@ -80,7 +80,7 @@ class UNOTrainer(DrafterTrainer):
         parts = list(zip(*(tensor.split(anchors, 1) for tensor in tensors), strict=True))
         run: Any = partial(checkpoint, self._sums, use_reentrant=False) if len(parts) > 1 else self._sums
         losses, correct = (torch.stack(sums).sum(0) for sums in zip(*(run(*part) for part in parts), strict=True))
-        return mean_loss((losses, correct), self.labels(batch.whole), [1 / g] * g)
+        return mean_loss((losses, correct), self.labels(batch.global_batch), [1 / g] * g)
 
     def _sums(self, x: Tensor, final: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return `head_sums` of states x and the base's states [B, a, block - 1, h] for the same tokens."""
@@ -93,7 +93,7 @@ class UNOTrainer(DrafterTrainer):
     def final_states(self, states: BaseStates, ids: Tensor, at: Tensor) -> Tensor:
         """Return normed states [B, a, block - 1, h] of the rows of noise behind the anchors at [B, a]."""
         target, g, documents = self.target, self.ahead, states.documents
-        places = at if documents is None else documents.places.gather(1, at)
+        places = at if documents is None else documents.position_ids.gather(1, at)
         steps = torch.arange(1, g + 1, device=at.device)
         positions = draft_positions(places, steps, target.context_length)  # [B, a * g]
         noise = noise_tokens(self.noise, places, ids.gather(1, at)).flatten(1)

@@ -39,7 +39,7 @@ from specbench_ss.reports.paper.training import How, lab_text, train_variants
 from specbench_ss.results.report import Bench, Claim, Request, Result
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.training.batch import BaseStates, Batch, KeysFrom, base_states, run_rows
-from specbench_ss.training.loop import Budget, DrafterText
+from specbench_ss.training.loop import Budget, PackedText
 
 # -- figure 5: similarity with the true states --------------------------------------------------------------------
 
@@ -279,7 +279,7 @@ class Figure6(TrainingExperiment):
         return [Claim(statement, early >= EARLY * most, found, sure=False)]
 
 
-def _states_of_training(bench: Bench, target: Target, text: DrafterText) -> Iterator[tuple[str, nn.Module, Loss]]:
+def _states_of_training(bench: Bench, target: Target, text: PackedText) -> Iterator[tuple[str, nn.Module, Loss]]:
     """Yield the series: name, model whose MLPs get the gradient, and loss."""
     trained = SpeculativeStreaming.load(target, SSOptions()).streams
     stages: tuple[tuple[str, str, How], ...] = (

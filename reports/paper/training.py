@@ -23,9 +23,10 @@ from specbench_ss.results.report import Bench, Request, Result, Value
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.stats.intervals import FEWEST
 from specbench_ss.training.batch import BaseStates, Batch
-from specbench_ss.training.data import completion_mask, conversations, pack, render, special_ids, tokenize
+from specbench_ss.training.chat_format import Renderer
+from specbench_ss.training.data import lab_conversations, pack_documents
 from specbench_ss.training.distributed import DistributedContext
-from specbench_ss.training.loop import Budget, DrafterLoop, DrafterText, Outcome, Text
+from specbench_ss.training.loop import Budget, DrafterLoop, Outcome, PackedText
 from specbench_ss.training.session import jobs_of
 from specbench_ss.training.trainer import DrafterTrainer, TrainConfig
 
@@ -33,15 +34,14 @@ ROW = 256  # default length of a packed row in tokens
 How = Literal["train", "prepare", "meter"]
 
 
-def lab_text(target: Target, split: str, talks: int, seed: int = 0, length: int = ROW) -> DrafterText:
+def lab_text(target: Target, split: str, talks: int, seed: int = 0, length: int = ROW) -> PackedText:
     """Return this many conversations of a split with their true answers, packed in rows of `length` tokens.
 
     The same arguments always generate the same ones.
     """
-    special = special_ids(target.tokenizer)
-    texts = [render(example) for example in islice(conversations(split, seed), talks)]
-    rows = pack(tokenize(target.tokenizer, texts), length, special["pad"])
-    return DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], seed)
+    renderer = Renderer(target.tokenizer)
+    documents = [renderer.render(messages) for messages in islice(lab_conversations(split, seed), talks)]
+    return PackedText(pack_documents(documents, length, renderer.pad), seed, plain=True)
 
 
 def write_conversations(path: Path, count: int, seed: int = 0) -> None:
@@ -50,12 +50,7 @@ def write_conversations(path: Path, count: int, seed: int = 0) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with storage.replacing(path) as file:
-        for example in islice(conversations("train", seed), count):
-            messages = [
-                {"role": role, "content": text}
-                for turn, answers in zip(example.turns, example.answers, strict=True)
-                for role, text in (("user", turn), ("assistant", answers[0]))
-            ]
+        for messages in islice(lab_conversations("train", seed), count):
             file.write(json.dumps({"messages": messages}).encode() + b"\n")
 
 
@@ -72,7 +67,7 @@ def train_variants(
     bench: Bench,
     target: Target,
     variants: Mapping[str, str] | Sequence[DrafterTrainer],
-    text: Text,
+    text: PackedText,
     budget: Budget,
     folder: str,
     how: How = "train",

@@ -36,8 +36,7 @@ from specbench_ss.reports.paper.training import (
 from specbench_ss.results.report import Bench, Claim, Grid, Plot, Result, Value
 from specbench_ss.results.text import format_speedup
 from specbench_ss.training.batch import Anchors, Batch, base_states
-from specbench_ss.training.data import special_ids
-from specbench_ss.training.loop import Budget, DrafterText
+from specbench_ss.training.loop import Budget, PackedText
 from specbench_ss.training.trainer import DrafterTrainer
 
 TALKS, GAMMA = 400, 4
@@ -85,7 +84,7 @@ class Figure16(TrainingExperiment):
             if length <= target.context_length:
                 text = lab_text(target, "train", TALKS, bench.request.seed, length)
                 rows += _rows_of(length, target, text, steps, bench)
-                learnt = float(np.mean([text.answer_mask(row).mean() for row in text.rows]))
+                learnt = float(np.mean([mask.mean() for mask in text.packed.mask]))
                 notes.append(f"rows of {length} tokens: {learnt:.0%} of the tokens belong to a completion")
         grid = table("segments", FORMS, rows, f"{self.source}: a training step of shared mode")
         plots = [
@@ -126,7 +125,7 @@ class Figure16(TrainingExperiment):
         ]  # fmt: skip
 
 
-def _rows_of(length: int, target: Target, text: DrafterText, steps: int, bench: Bench) -> list[Cells]:
+def _rows_of(length: int, target: Target, text: PackedText, steps: int, bench: Bench) -> list[Cells]:
     """Return the rows of a length, from an earlier session where that measured them: lengths are not compared."""
     file = bench.folder / f"rows-{length}.json"
     if file.exists():
@@ -136,13 +135,13 @@ def _rows_of(length: int, target: Target, text: DrafterText, steps: int, bench: 
     return rows
 
 
-def _forms(target: Target, text: DrafterText, steps: int, bench: Bench) -> dict[str, StepCost]:
+def _forms(target: Target, text: PackedText, steps: int, bench: Bench) -> dict[str, StepCost]:
     """Measure all forms on rows of one length, by name."""
-    length, pad = text.rows.shape[1], special_ids(target.tokenizer)["pad"]
+    length = text.rows.shape[1]
     drafter = f"ss[mode=shared,gamma={GAMMA}%s]"
     cut = {WHOLE: drafter % ""} | {f"segments of {length // n}": drafter % f",segment={length // n}" for n in PIECES}
     budget = Budget(WARMUPS + steps + 1, rows_per_step=1, anchors_per_row=ANCHORS, ahead=GAMMA, warmup=WARMUPS)
-    every = replace(text, answer_mask=lambda row: np.asarray(row != pad))
+    every = replace(text, packed=replace(text.packed, mask=text.packed.documents >= 0))
     bench.log(f"rows of {length} tokens")
     trainers = [
         train_variants(bench, target, {NAIVE: drafter % ""}, every, budget, f"naive-{length}", "meter"),
@@ -272,12 +271,12 @@ LABELS = 8  # of a position: more than any drafter reads
 
 
 @dataclass(frozen=True, slots=True)
-class EveryAnswer(DrafterText):
+class EveryAnswer(PackedText):
     """Text of which every answer position that two tokens follow is an anchor."""
 
     def batch(self, step: int, budget: Budget, device: torch.device) -> Batch:
         """Return the batch of a step, with as many anchors a row as its fullest row has."""
-        batch = DrafterText.batch(self, step, replace(budget, anchors_per_row=self.rows.shape[1]), device)
+        batch = PackedText.batch(self, step, replace(budget, anchors_per_row=self.rows.shape[1]), device)
         most = int((batch.anchors.labels[..., 1] != -100).sum(1).max())  # they come first
         return replace(batch, anchors=Anchors(batch.anchors.at[:, :most], batch.anchors.labels[:, :most]))
 
@@ -293,7 +292,7 @@ class AppendixJ(TrainingExperiment):
     def make(self, bench: Bench) -> Result:
         target, steps = bench.target(), timed_steps(bench.request, STEPS)
         plain = lab_text(target, "train", TALKS, bench.request.seed, LENGTH)
-        text = EveryAnswer(plain.rows, plain.answer_mask, plain.end, plain.seed)
+        text = EveryAnswer(plain.packed, plain.seed, plain.plain)
         budget = Budget(WARMUPS + steps + 1, rows_per_step=ROWS, ahead=AHEAD, warmup=WARMUPS)
         trainer = train_variants(bench, target, DRAFTERS, text, budget, "steps", "meter")
         (found,) = measure([trainer], steps, bench)

@@ -27,7 +27,7 @@ from specbench_ss.results.analysis import Results
 from specbench_ss.results.report import Bench, Claim, Experiment, Request, Result, Value
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.training.batch import Anchors, BaseStates, Batch, base_states, future_labels
-from specbench_ss.training.loop import Budget, DrafterText
+from specbench_ss.training.loop import Budget, PackedText
 from specbench_ss.training.losses import head_loss, head_sums
 from specbench_ss.training.masks import additive
 from specbench_ss.training.trainer import DrafterTrainer
@@ -71,7 +71,7 @@ class Shape:
 
 
 @torch.inference_mode()
-def accuracies(target: Target, trainees: Sequence[StreamsTrainer], text: DrafterText) -> list[list[float]]:
+def accuracies(target: Target, trainees: Sequence[StreamsTrainer], text: PackedText) -> list[list[float]]:
     """Return the top-1 accuracy on validation text, teacher-forced, [trainees][gamma].
 
     The base runs once a batch.
@@ -290,16 +290,16 @@ class Found:
 
 
 @torch.inference_mode()
-def validation_results(target: Target, trainees: Sequence[PeekingTrainee], text: DrafterText) -> list[Found]:
+def validation_results(target: Target, trainees: Sequence[PeekingTrainee], text: PackedText) -> list[Found]:
     """Score every answer token of every row, one row at a time. The base runs once a row."""
     scores: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in trainees]  # losses, hits, whole answers of a row
-    for row in text.rows:
-        ids, answer = row.astype(np.int64)[None], text.answer_mask(row)[None]
-        labels = torch.from_numpy(future_labels(ids, answer, text.end, max(t.gamma for t in trainees)))[0]
+    for row, answer in zip(text.rows, text.packed.mask, strict=True):
+        ids = row.astype(np.int64)[None]
+        labels = torch.from_numpy(future_labels(ids, answer[None], max(t.gamma for t in trainees)))[0]
         at = (labels[:, 0] != -100).nonzero()[:, 0]
         if not len(at):
             continue
-        truth, breaks = labels[at, 0], _breaks(at, labels[at, 0], text.end)
+        truth, breaks = labels[at, 0], _breaks(at)
         here, ahead = torch.from_numpy(ids).to(target.device), labels[None, at, 1:].to(target.device)
         states = base_states(target, here, (), 0)
         for trainee, own in zip(trainees, scores, strict=True):
@@ -311,10 +311,9 @@ def validation_results(target: Target, trainees: Sequence[PeekingTrainee], text:
     return [Found(float(a.mean()), float(b.mean()), float(c.mean()), len(a)) for a, b, c in sums]
 
 
-def _breaks(at: Tensor, truth: Tensor, end: int) -> list[int]:
-    """Return where in the answer positions at [n], with next tokens truth [n], the second and later answers begin."""
-    new = (at[1:] != at[:-1] + 1) | (truth[:-1] == end)
-    return [int(i) + 1 for i in new.nonzero()[:, 0]]
+def _breaks(at: Tensor) -> list[int]:
+    """Return where in the answer positions at [n] the second and later answers begin."""
+    return [int(i) + 1 for i in (at[1:] != at[:-1] + 1).nonzero()[:, 0]]
 
 
 class Figure4(TrainingExperiment):

@@ -44,7 +44,7 @@ class Batch:
     share_of: Batch | None = None
 
     @property
-    def whole(self) -> Batch:
+    def global_batch(self) -> Batch:
         """Return the batch over which losses are means, so that the losses of its shares add up."""
         return self.share_of or self
 
@@ -52,7 +52,7 @@ class Batch:
     def positions(self) -> Tensor:
         """Return each token's position in its text, int64 [B, T]."""
         if self.documents is not None:
-            return self.documents.places
+            return self.documents.position_ids
         return torch.arange(self.ids.shape[1], device=self.ids.device).expand(len(self.ids), -1)
 
     def to(self, device: torch.device) -> Batch:
@@ -66,14 +66,14 @@ class Batch:
         """Return some of the rows, as a share of the whole batch."""
         d = self.documents
         anchors = Anchors(self.anchors.at[chosen], self.anchors.labels[chosen])
-        documents = None if d is None else Documents(d.numbers[chosen], d.places[chosen])
-        return Batch(self.ids[chosen], self.labels[chosen], anchors, documents, self.whole)
+        documents = None if d is None else Documents(d.document_ids[chosen], d.position_ids[chosen])
+        return Batch(self.ids[chosen], self.labels[chosen], anchors, documents, self.global_batch)
 
 
-def future_labels(ids: NDArray[np.int64], answer: NDArray[np.bool_], end: int, ahead: int) -> NDArray[np.int64]:
+def future_labels(ids: NDArray[np.int64], answer: NDArray[np.bool_], ahead: int) -> NDArray[np.int64]:
     """Return labels [B, T, 1 + ahead]: x_{t+1+j} while x_{t+1..t+1+j} are in one answer, else -100.
 
-    answer: bool [B, T], True inside answers.
+    answer: bool [B, T], True inside answers, of which no two touch.
     """
     t = ids.shape[1]
     labels = np.full((*ids.shape, ahead + 1), -100, np.int64)
@@ -83,7 +83,6 @@ def future_labels(ids: NDArray[np.int64], answer: NDArray[np.bool_], end: int, a
         alive[:, t - shift :] = False
         alive[:, : t - shift] &= answer[:, shift:]
         labels[:, : t - shift, j] = np.where(alive[:, : t - shift], ids[:, shift:], -100)
-        alive[:, : t - shift] &= ids[:, shift:] != end
     return labels
 
 
@@ -166,7 +165,7 @@ def run_rows(
     recompute: activation checkpointing per layer (cache must be None).
     """
     t = ids.shape[1]
-    positions = torch.arange(t, device=ids.device)[None] if documents is None else documents.places
+    positions = torch.arange(t, device=ids.device)[None] if documents is None else documents.position_ids
     x, rotary = target.embed(ids, positions), target.rotary(positions, t)
     if documents is None and not recompute:
         wanted = target.inputs_of(aux_layers, hi)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbench_ss import user_files
-from specbench_ss.conversations import Conversation, read_conversation
+from specbench_ss.conversations import Conversation, Message, read_conversation
 from specbench_ss.errors import UserError, os_errors
 from specbench_ss.models.load import template_hash
 from specbench_ss.prompt_files import FileSource, HubSource, Row, open_source, usable
@@ -71,8 +71,8 @@ class TrainingRows:
     ids: int32 [R, L]. mask: bool [R, L], True in completions with their end-of-turn tokens; each run of True is one
     completion, since two never touch. documents: int32 [R, L], index of the document in its row; -1 in padding.
 
-    Under a plain causal mask a document sees earlier ones of its row, as in the training of the lab's base. With the
-    masks and positions of `batch.Documents` documents are independent, as prompts are in decoding.
+    Under a plain causal mask a document attends to earlier ones of its row, as in the training of the lab's base. With
+    the masks and positions of `masks.Documents` documents are independent, as prompts are in decoding.
     """
 
     ids: NDArray[np.int32]
@@ -103,7 +103,8 @@ def positions(documents: NDArray[np.int32]) -> NDArray[np.int64]:
 
 
 def pack_documents(documents: Sequence[Rendered], length: int, pad: int) -> TrainingRows:
-    """Pack whole documents, none longer than `length`, into rows, without counts."""
+    """Pack whole documents into rows, without counts. Documents of more than `length` tokens are dropped."""
+    documents = [document for document in documents if len(document.ids) <= length]
     plan = plan_rows([len(d.ids) for d in documents], length)
     ids = np.full((len(plan), length), pad, np.int32)
     mask = np.zeros(ids.shape, bool)
@@ -210,16 +211,8 @@ def _read(done: Path, split: str) -> TrainingRows:
 CHECKOUT = Path(__file__).parents[2]
 
 
-@dataclass(frozen=True, slots=True)
-class LabConversation:
-    """One conversation: the user's messages, and the acceptable answers of each, the one for training first."""
-
-    turns: tuple[str, ...]
-    answers: tuple[tuple[str, ...], ...]
-
-
-def conversations(split: str, seed: int) -> Iterator[LabConversation]:
-    """Yield the lab's conversations of a split endlessly, reproducible by seed.
+def lab_conversations(split: str, seed: int) -> Iterator[list[Message]]:
+    """Yield the messages of the lab's conversations of a split endlessly, reproducible by seed.
 
     The generators are in the folder `lab` of a checkout, which the package never imports: `python -m lab text` runs in
     another process. Raises UserError if they are missing, as in an installed wheel.
@@ -231,52 +224,10 @@ def conversations(split: str, seed: int) -> Iterator[LabConversation]:
         assert process.stdout is not None
         try:
             for line in process.stdout:
-                row = json.loads(line)
-                yield LabConversation(tuple(row["turns"]), tuple(map(tuple, row["answers"])))
+                yield json.loads(line)["messages"]
         finally:
             process.kill()
     raise UserError(f"`python -m lab text` ended with exit code {process.returncode}")
-
-
-def special_ids(tokenizer: Any) -> dict[str, int]:
-    """Return the ids of the lab's special tokens by role."""
-    ids = {role: tokenizer.convert_tokens_to_ids(f"<|{role}|>") for role in ("pad", "bos", "user", "assistant")}
-    return {**ids, "eos": tokenizer.eos_token_id}
-
-
-def render(example: Any) -> str:
-    """Return a conversation as one string in the lab's chat format."""
-    parts = [
-        f"<|user|>{turn}<|assistant|>{answers[0]}<|end|>"
-        for turn, answers in zip(example.turns, example.answers, strict=True)
-    ]
-    return "<|bos|>" + "".join(parts)
-
-
-def completion_mask(ids: NDArray[np.int32], special: Mapping[str, int]) -> NDArray[np.bool_]:
-    """Return True for each token of an answer with its end token, which may be missing."""
-    at = np.arange(len(ids))
-    opened = np.maximum.accumulate(np.where(ids == special["assistant"], at, -1))
-    closes = np.where((ids == special["bos"]) | (ids == special["pad"]), at, -1)
-    closes[1:] = np.maximum(closes[1:], np.where(ids[:-1] == special["eos"], at[1:], -1))
-    closed = np.maximum.accumulate(closes)
-    mask: NDArray[np.bool_] = (opened >= 0) & (opened >= closed) & (ids != special["assistant"])
-    return mask
-
-
-def tokenize(tokenizer: Any, texts: list[str]) -> list[NDArray[np.int32]]:
-    """Return the token ids of rendered conversations."""
-    return [
-        np.asarray(e.ids, np.int32) for e in tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
-    ]
-
-
-def pack(docs: list[NDArray[np.int32]], length: int, pad: int) -> NDArray[np.int32]:
-    """Pack whole conversations into rows [R, length] under one causal mask, as in the lab's own training."""
-    plan = plan_rows(map(len, docs), length)
-    rows = np.full((len(plan), length), pad, np.int32)
-    lay_out(docs, plan, rows)
-    return rows
 
 
 FORMAT = 4  # of the stored rows and their construction: a change rebuilds all rows

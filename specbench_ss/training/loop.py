@@ -237,52 +237,17 @@ class Budget:
         return values
 
 
-NO_TOKEN = -1
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterText:
-    """Packed rows [R, T] of the lab's text.
-
-    answer_mask: for a row [T], returns True inside answers. end: the token that ends an answer. pad: the token of
-    padding; NO_TOKEN: there is none.
-    """
-
-    rows: NDArray[np.int32]
-    answer_mask: Callable[[NDArray[np.int32]], NDArray[np.bool_]]
-    end: int
-    seed: int = 0
-    pad: int = NO_TOKEN
-
-    @property
-    def digest(self) -> str:
-        """Return a short sha256 of the rows."""
-        return digest(self.rows)
-
-    def batch(self, step: int, budget: Budget, device: torch.device) -> Batch:
-        """Return the batch of a step, which depends only on seed and step."""
-        rng = np.random.default_rng((self.seed, step))
-        n = budget.rows_per_step
-        epoch, first = divmod(step * n, max(1, len(self.rows) - n + 1))
-        order = np.random.default_rng((self.seed, epoch, 1)).permutation(len(self.rows))
-        rows = self.rows[np.sort(order[first : first + n])]
-        ids = rows.astype(np.int64)
-        answer = np.stack([self.answer_mask(r) for r in rows])
-        labels = future_labels(ids, answer, self.end, budget.ahead)
-        anchors = pick_anchors(labels, budget.anchors_per_row, rng)
-        return Batch(torch.from_numpy(ids), torch.from_numpy(labels), anchors).to(device)
-
-    def count_tokens(self, batch: Batch) -> int:
-        """Return the number of tokens of a batch without padding."""
-        return int((batch.ids != self.pad).sum())
-
-
 @dataclass(frozen=True, slots=True)
 class PackedText:
-    """Rows for training or validation."""
+    """Packed rows for training or validation, in batches that depend only on seed and step.
+
+    plain: a row is one text under a causal mask, and an epoch ends before rows would be missing in a batch. The lab's
+    models are trained so; other rows consist of documents that do not attend to each other.
+    """
 
     packed: TrainingRows
     seed: int = 0
+    plain: bool = False
 
     @property
     def rows(self) -> NDArray[np.int32]:
@@ -291,34 +256,43 @@ class PackedText:
 
     @property
     def digest(self) -> str:
-        """Return a short sha256 of tokens, completions and documents."""
-        return digest(self.packed.ids, self.packed.mask, self.packed.documents)
+        """Return a short sha256 of the tokens, and unless plain of completions and documents."""
+        return digest(self.rows) if self.plain else digest(self.rows, self.packed.mask, self.packed.documents)
 
     def batch(self, step: int, budget: Budget, device: torch.device) -> Batch:
-        """Return the batch of a step. Every epoch takes each row once, in its own order."""
-        n, r = budget.rows_per_step, len(self.rows)
+        """Return the batch of a step."""
         rng = np.random.default_rng((self.seed, step))
-        epochs, indices = np.divmod(np.arange(step * n, (step + 1) * n), r)
-        orders = {e: np.random.default_rng((self.seed, e, 1)).permutation(r) for e in np.unique(epochs).tolist()}
-        rows = np.array([orders[e][i] for e, i in zip(epochs.tolist(), indices.tolist(), strict=True)])
-        return self.chosen(rows, budget, rng).to(device)
+        return self.chosen(self.indices(step, budget.rows_per_step), budget, rng).to(device)
+
+    def indices(self, step: int, n: int) -> NDArray[np.int64]:
+        """Return the rows of a step, int64 [n]. Every epoch takes rows in its own order, each at most once."""
+        r = len(self.rows)
+        if self.plain:
+            epoch, first = divmod(step * n, max(1, r - n + 1))
+            return np.sort(self._order(epoch)[first : first + n])
+        epochs, places = np.divmod(np.arange(step * n, (step + 1) * n), r)
+        orders = {epoch: self._order(epoch) for epoch in np.unique(epochs).tolist()}
+        return np.array([orders[e][i] for e, i in zip(epochs.tolist(), places.tolist(), strict=True)])
+
+    def _order(self, epoch: int) -> NDArray[np.int64]:
+        return np.random.default_rng((self.seed, epoch, 1)).permutation(len(self.rows))
 
     def chosen(self, rows: NDArray[np.int64], budget: Budget, rng: np.random.Generator) -> Batch:
         """Return a batch of these rows."""
-        ids = self.packed.ids[rows].astype(np.int64)
-        numbers = self.packed.documents[rows].astype(np.int64)
-        labels = future_labels(ids, np.asarray(self.packed.mask[rows]), NO_TOKEN, budget.ahead)
-        documents = Documents(torch.from_numpy(numbers), torch.from_numpy(positions(self.packed.documents[rows])))
+        ids, numbers = self.rows[rows].astype(np.int64), self.packed.documents[rows]
+        labels = future_labels(ids, np.asarray(self.packed.mask[rows]), budget.ahead)
         anchors = pick_anchors(labels, budget.anchors_per_row, rng)
-        return Batch(torch.from_numpy(ids), torch.from_numpy(labels), anchors, documents)
+        batch = Batch(torch.from_numpy(ids), torch.from_numpy(labels), anchors)
+        if not self.plain:
+            places = torch.from_numpy(positions(numbers))
+            batch.documents = Documents(torch.from_numpy(numbers.astype(np.int64)), places)
+        return batch
 
-    def count_tokens(self, batch: Batch) -> int:
-        """Return the number of tokens of a batch without padding."""
-        assert batch.documents is not None
-        return int((batch.documents.numbers >= 0).sum())
+    def count_tokens(self, step: int, budget: Budget) -> int:
+        """Return the number of tokens of a step's batch without padding."""
+        return int((self.packed.documents[self.indices(step, budget.rows_per_step)] >= 0).sum())
 
 
-Text = DrafterText | PackedText
 LOG = "training.jsonl"
 MAX_VALIDATION_ROWS = 64  # of one evaluation
 
@@ -328,7 +302,7 @@ class Outcome:
     """Loss of a drafter on a batch, and its top-1 accuracy at each draft position."""
 
     loss: float
-    right: tuple[float, ...]
+    top1_accuracy: tuple[float, ...]
 
 
 class _LogLine(msgspec.Struct):
@@ -337,9 +311,9 @@ class _LogLine(msgspec.Struct):
     step: int
 
 
-def estimated_tau(right: Sequence[float]) -> float:
+def estimated_tau(top1_accuracy: Sequence[float]) -> float:
     """Return 1 + a_1 + a_1 a_2 + ... for top-1 accuracies a_j: τ of a chain if its drafts were independent."""
-    products: list[float] = list(accumulate(right, mul))
+    products: list[float] = list(accumulate(top1_accuracy, mul))
     return 1 + sum(products)
 
 
@@ -348,7 +322,7 @@ class DrafterLoop(Resumable):
 
     Args:
         about: further facts that must equal those of a checkpoint.
-        machine: None means this process alone, in bfloat16 by autocast.
+        dist: None means this process alone, in bfloat16 by autocast.
         validation: rows that are evaluated every `eval_every` steps and at the end.
         logs: a training.jsonl per drafter, with a line per step, truncated to the checkpoint on resume. Without them
             nothing is evaluated.
@@ -358,10 +332,10 @@ class DrafterLoop(Resumable):
         self,
         target: Target,
         trainers: Sequence[DrafterTrainer],
-        text: Text,
+        text: PackedText,
         budget: Budget,
         folder: Path,
-        machine: DistributedContext | None = None,
+        dist: DistributedContext | None = None,
         about: Mapping[str, Any] | None = None,
         *,
         validation: PackedText | None = None,
@@ -369,7 +343,7 @@ class DrafterLoop(Resumable):
         logs: Sequence[Path] = (),
     ) -> None:
         self.target, self.trainers, self.text, self.budget = target, trainers, text, budget
-        self.machine = machine or DistributedContext(target.device)
+        self.dist = dist or DistributedContext(target.device)
         self.validation, self.eval_every, self.logs = validation, eval_every, logs
         self.outcomes: dict[str, Outcome] = {}  # of the newest step
         for trainer in trainers:
@@ -382,7 +356,7 @@ class DrafterLoop(Resumable):
             "drafters": [t.name for t in trainers],
             "learning rates": self.peaks,
             **{f"{t.name}'s {key}": value for t in trainers for key, value in t.settings().items()},
-            "processes": self.machine.count,
+            "processes": self.dist.count,
             "seed": text.seed,
             "text": text.digest,
             "base": target.weights_hash,
@@ -391,10 +365,10 @@ class DrafterLoop(Resumable):
         super().__init__(folder, modules, optimizers, budget.steps, about, kept)
         if not self.resumed:
             self._prepare()
-        for log in self.logs if self.machine.first else ():
+        for log in self.logs if self.dist.first else ():
             log.parent.mkdir(parents=True, exist_ok=True)
             storage.cut(log, user_files.decoder(_LogLine), lambda line: line.step <= self.step)
-        self.machine.wait()
+        self.dist.wait()
 
     def _prepare(self) -> None:
         """Let every trainer read text and base states before the first step."""
@@ -403,16 +377,16 @@ class DrafterLoop(Resumable):
         for trainer in self.trainers:
             trainer.scan(self.text.batch(s, budget, torch.device("cpu")) for s in range(count))
         first = self.text.batch(0, budget, self.target.device).rows(slice(1))  # the same in all processes
-        with self.machine.autocast():
+        with self.dist.autocast():
             states = self.states(first)
             for trainer in self.trainers:
                 trainer.prepare(states, first)
         for trainer in self.trainers:
-            self.machine.broadcast(trainer.module)
+            self.dist.broadcast(trainer.module)
 
     def agree(self, stops: bool) -> bool:
         """Return True in all processes if one of them is to stop."""
-        return bool(self.machine.total(torch.tensor(float(stops), device=self.machine.device)))
+        return bool(self.dist.total(torch.tensor(float(stops), device=self.dist.device)))
 
     def states(self, batch: Batch) -> BaseStates:
         """Return the base states that the trainers need."""
@@ -424,17 +398,17 @@ class DrafterLoop(Resumable):
 
     def _update(self) -> str:
         whole = self.text.batch(self.step, self.budget, torch.device("cpu"))
-        self.counts["tokens"] += self.text.count_tokens(whole)
+        self.counts["tokens"] += self.text.count_tokens(self.step, self.budget)
         self.counts.update({trainer.name: trainer.count_positions(whole) for trainer in self.trainers})
-        batch = self.machine.share(whole.to(self.target.device))
-        with self.machine.autocast():
+        batch = self.dist.share(whole.to(self.target.device))
+        with self.dist.autocast():
             states = self.states(batch)
         parts = []
         for trainer, optimizer, peaks in zip(self.trainers, self.optimizers, self.peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * self.budget.rate(self.step)
             self.outcomes[trainer.name] = outcome = self.learn(trainer, optimizer, states, batch)
-            shares = " ".join(f"{share:.2f}" for share in outcome.right)
+            shares = " ".join(f"{share:.2f}" for share in outcome.top1_accuracy)
             parts.append(f"{trainer.name} loss {outcome.loss:.3f} top-1 accuracy {shares}")
         return "; ".join([*parts, *self._log(self.step + 1)])
 
@@ -446,12 +420,12 @@ class DrafterLoop(Resumable):
         self, trainer: DrafterTrainer, optimizer: torch.optim.Optimizer, states: BaseStates, batch: Batch
     ) -> Outcome:
         """Take one step of a trainer: loss, gradients, optimizer."""
-        with self.machine.autocast():
+        with self.dist.autocast():
             loss, right = trainer.loss(states, batch)
-        self.machine.gradients(loss, list(trainer.module.parameters()))
+        self.dist.gradients(loss, list(trainer.module.parameters()))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        sums = self.machine.total(torch.cat((loss.detach()[None], right.detach()))).tolist()
+        sums = self.dist.total(torch.cat((loss.detach()[None], right.detach()))).tolist()
         return Outcome(sums[0], tuple(sums[1:]))
 
     def _log(self, step: int) -> list[str]:
@@ -462,17 +436,17 @@ class DrafterLoop(Resumable):
         for trainer, log in zip(self.trainers, self.logs, strict=False):
             outcome = self.outcomes[trainer.name]
             line: dict[str, Any] = {"step": step, **self.trained_on(trainer)}
-            line |= {"loss": outcome.loss, "right": outcome.right}
+            line |= {"loss": outcome.loss, "top1_accuracy": outcome.top1_accuracy}
             if validation := evaluated.get(trainer.name):
-                tau = estimated_tau(validation.right)
+                tau = estimated_tau(validation.top1_accuracy)
                 line |= {
                     "validation_loss": validation.loss,
-                    "validation_accuracy": validation.right,
+                    "validation_accuracy": validation.top1_accuracy,
                     "estimated_tau": tau,
                 }
                 prefix = f"{trainer.name} " if len(self.trainers) > 1 else ""
                 parts.append(f"validation: {prefix}loss {validation.loss:.3f}, estimated tau {tau:.2f}")
-            if self.machine.first:
+            if self.dist.first:
                 with log.open("ab", buffering=0) as file:
                     storage.append(file, [line])
         return parts
@@ -488,7 +462,7 @@ class DrafterLoop(Resumable):
         sums: dict[str, Tensor] = {}
         n = self.budget.rows_per_step  # memory suffices for as many rows as in a step
         for batch in (batch_of_all.rows(slice(start, start + n)) for start in range(0, count, n)):
-            with self.machine.autocast():
+            with self.dist.autocast():
                 states = self.states(batch)
                 for trainer in self.trainers:
                     losses = torch.cat([part.reshape(-1) for part in trainer.loss(states, batch)])
@@ -497,6 +471,6 @@ class DrafterLoop(Resumable):
 
     def save(self) -> None:
         """Write the checkpoint in the first process while the others wait."""
-        if self.machine.first:
+        if self.dist.first:
             super().save()
-        self.machine.wait()
+        self.dist.wait()

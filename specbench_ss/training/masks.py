@@ -17,23 +17,24 @@ from torch import Tensor
 class Documents:
     """Several independent texts per row, as prompts are in decoding.
 
-    numbers: int64 [B, T], index of each token's text, ascending; -1 in padding. places: int64 [B, T], position in it.
+    document_ids: int64 [B, T], index of each token's text, ascending; -1 in padding. position_ids: int64 [B, T],
+    position in it.
     """
 
-    numbers: Tensor
-    places: Tensor
+    document_ids: Tensor
+    position_ids: Tensor
 
     def to(self, device: torch.device) -> Documents:
         """Return a copy of the documents on the device."""
-        return Documents(self.numbers.to(device), self.places.to(device))
+        return Documents(self.document_ids.to(device), self.position_ids.to(device))
 
     def same(self, at: Tensor, until: int) -> Tensor:
         """Return bool [B, q, until]: True if rows `at` [B, q] and keys 0..until-1 belong to one text."""
-        return self.numbers.gather(1, at)[..., None] == self.numbers[:, None, :until]
+        return self.document_ids.gather(1, at)[..., None] == self.document_ids[:, None, :until]
 
     def masks(self, widths: Iterable[int | None], dtype: torch.dtype) -> dict[int | None, Tensor]:
         """Return {width: additive mask [B, 1, T, T]}, causal within each text. width: a sliding window's, or None."""
-        at = torch.arange(self.numbers.shape[1], device=self.numbers.device).expand_as(self.numbers)
+        at = torch.arange(self.document_ids.shape[1], device=self.document_ids.device).expand_as(self.document_ids)
         return {w: additive(text_visibility(at, at.shape[1], self, w), dtype) for w in dict.fromkeys(widths)}
 
 

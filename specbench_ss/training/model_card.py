@@ -80,7 +80,8 @@ def _results(last: dict[str, Any]) -> str:
     if "validation_loss" in last:
         right, tau = _shares(last["validation_accuracy"]), last["estimated_tau"]
         return VALIDATION_RESULT.format(loss=last["validation_loss"], right=right, tau=tau)
-    return TRAINING_RESULT.format(loss=last["loss"], right=_shares(last["right"]))
+    accuracy = last["top1_accuracy"] if "top1_accuracy" in last else last["right"]  # in older logs
+    return TRAINING_RESULT.format(loss=last["loss"], right=_shares(accuracy))
 
 
 def _shares(right: list[float]) -> str:
@@ -95,7 +96,7 @@ def _schedule(budget: Budget) -> str:
 
 
 def _device(loop: DrafterLoop) -> str:
-    kind, count = loop.target.device.type, loop.machine.count
+    kind, count = loop.target.device.type, loop.dist.count
     name = kind
     if kind == "cuda":
         peak = torch.cuda.max_memory_allocated(loop.target.device) / 2**30

@@ -91,7 +91,7 @@ class PromptBatch:
         return self.answers[self.numbers, self.n_tokens - 1 : self.n_tokens].clamp_min(0)
 
 
-class Talk(Protocol):
+class OpenConversation(Protocol):
     """A conversation in which the model gives every answer."""
 
     def prompt(self) -> list[int] | None:
@@ -114,7 +114,7 @@ class GenerationOptions:
     seed: int = 0
 
 
-T = TypeVar("T", bound=Talk)
+T = TypeVar("T", bound=OpenConversation)
 
 
 def regenerate_responses(
@@ -129,11 +129,13 @@ def regenerate_responses(
         if start in skip:
             continue
         chosen = conversations[start : start + batch]
-        _converse(target, chosen, options, (options.seed, start))
+        _complete_conversations(target, chosen, options, (options.seed, start))
         yield start, list(chosen)
 
 
-def _converse(target: Target, conversations: Sequence[Talk], options: GenerationOptions, seed: tuple[int, ...]) -> None:
+def _complete_conversations(
+    target: Target, conversations: Sequence[OpenConversation], options: GenerationOptions, seed: tuple[int, ...]
+) -> None:
     turn = 0
     while pending := [
         (conversation, prompt) for conversation in conversations if (prompt := conversation.prompt()) is not None
@@ -189,7 +191,7 @@ class ResponseCache:
         }  # fmt: skip
 
 
-class ChatTalk:
+class ChatConversation:
     """A conversation with the model's answers, in its chat format.
 
     Every prompt is the template filled with the texts so far, as in use; the newest answer is kept token by token. The
@@ -234,7 +236,7 @@ class _StoredAnswer:
     spans: list[Span]
 
     @classmethod
-    def of(cls, place: int, chat: ChatTalk) -> _StoredAnswer:
+    def of(cls, place: int, chat: ChatConversation) -> _StoredAnswer:
         document = chat.document
         return cls(
             place, chat.number, document.ids.tolist() if document else [], list(document.spans) if document else []
@@ -254,7 +256,7 @@ def own_documents(
     """
     sizes = [[len(message["content"]) for message in conversation.questions] for conversation in conversations]
     order = sorted(range(len(conversations)), key=lambda i: (len(sizes[i]), sum(sizes[i]), i))
-    chats = [ChatTalk(i, conversations[i], renderer, length - own.limit) for i in order]
+    chats = [ChatConversation(i, conversations[i], renderer, length - own.limit) for i in order]
     stored = storage.cut(work / ANSWERS_FILE, user_files.decoder(_StoredAnswer))
     places, counts = range(0, len(chats), own.batch), Counter(k.place for k in stored)
     done = {place for place in places if counts[place] >= min(own.batch, len(chats) - place)}

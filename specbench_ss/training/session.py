@@ -30,7 +30,7 @@ from specbench_ss.storage import locked, write_json
 from specbench_ss.training.batch import base_states
 from specbench_ss.training.data import TrainingText, load_rows
 from specbench_ss.training.distributed import DistributedContext
-from specbench_ss.training.loop import CHECKPOINT, LOG, Budget, DrafterLoop, PackedText, Text
+from specbench_ss.training.loop import CHECKPOINT, LOG, Budget, DrafterLoop, PackedText
 from specbench_ss.training.model_card import base_name, check_repository, push_to_hub, write_card
 from specbench_ss.training.self_distill import ResponseCache
 from specbench_ss.training.trainer import DrafterTrainer, TrainConfig, Trainer, TrainJob
@@ -44,17 +44,17 @@ DRAFT_VOCAB = "draft_vocab"  # option of methods that read frequent tokens from 
 def mean_accuracies(
     target: Target,
     trainer: DrafterTrainer,
-    text: Text,
+    text: PackedText,
     budget: Budget,
     batches: int,
-    machine: DistributedContext | None = None,
+    dist: DistributedContext | None = None,
 ) -> list[list[float]]:
     """Return top-k accuracies [level][rank] over some batches of text."""
     trainer.module.eval()
     hits, counts = torch.zeros(()), torch.zeros(())
     for step in range(batches):
         batch = text.batch(step, budget, target.device)
-        with (machine or DistributedContext(target.device)).autocast(), torch.no_grad():
+        with (dist or DistributedContext(target.device)).autocast(), torch.no_grad():
             states = base_states(target, batch.ids, trainer.aux_hidden_state_layers, target.n_layers, batch.documents)
             new_hits, new_counts = trainer.accuracies(states, batch)
         hits, counts = hits + new_hits.cpu(), counts + new_counts.cpu()
@@ -70,12 +70,12 @@ def run(kind: type[Trainer], options: Any, config: TrainConfig) -> None:
         measure(kind, weights, config)
         return
     jobs = kind.jobs(options, config)
-    machine, target = opened(config)
+    dist, target = opened(config)
     about = identity(kind, options, config)
-    with locked(config.out) if machine.first else nullcontext():  # one process at a time trains in a folder
+    with locked(config.out) if dist.first else nullcontext():  # one process at a time trains in a folder
         trainers = [job.build(target, config.seed) for job in jobs]
-        text = training_text(config, target, machine)
-        machine.shard(target, trainers)
+        text = training_text(config, target, dist)
+        dist.shard(target, trainers)
         validation = PackedText(text.validation, config.seed)
         loop = DrafterLoop(
             target,
@@ -83,25 +83,25 @@ def run(kind: type[Trainer], options: Any, config: TrainConfig) -> None:
             PackedText(text.train, config.seed),
             _budget(config, max(trainer.ahead for trainer in trainers), len(text.train)),
             config.out,
-            machine,
+            dist,
             about,
             validation=validation,
             eval_every=config.eval_every,
             logs=[job.folder / LOG for job in jobs],
         )
         for trainer in trainers:
-            machine.print(_opening(trainer, loop, config))
+            dist.print(_opening(trainer, loop, config))
         if not len(validation.rows):
-            machine.print("no validation conversations: no validation loss and τ; raise --eval-fraction")
-        loop.train(machine.print, EVERY, config.save_every)
+            dist.print("no validation conversations: no validation loss and τ; raise --eval-fraction")
+        loop.train(dist.print, EVERY, config.save_every)
         for job, trainer in zip(jobs, trainers, strict=True):
             # in all processes: a base sharded by FSDP runs in all or none
             measured = _accuracies(trainer, loop) if trainer.ranked else {}
-            if machine.first:
+            if dist.first:
                 _finish(trainer, job.folder, config, loop, text, measured)
-        if machine.first and jobs[0].label:
+        if dist.first and jobs[0].label:
             write_json(config.out / FOLDERS_FILE, {job.label: job.folder.name for job in jobs})
-        machine.wait()
+        dist.wait()
 
 
 def opened(config: TrainConfig) -> tuple[DistributedContext, Target]:
@@ -116,23 +116,23 @@ def opened(config: TrainConfig) -> tuple[DistributedContext, Target]:
     open_source(config.data)
     if config.push_to_hub:
         check_repository(config.push_to_hub)
-    machine = DistributedContext.launched(device)  # all processes are started now
-    if machine.first:
+    dist = DistributedContext.launched(device)  # all processes are started now
+    if dist.first:
         check_out(config.out)  # creates a folder and removes it, which would disturb the other processes
-    machine.check(config.batch_size)
+    dist.check(config.batch_size)
     target = load_target(
         config.model,
         dtype=str(resolve_dtype(config.dtype, device)).removeprefix("torch."),  # not the fastest one for decoding
-        device=str(machine.device),
+        device=str(dist.device),
         trust_remote_code=config.trust_remote_code,
         chat_template=config.chat_template,
         nf4=config.load_in_4bit,
     )
-    machine.exact = target.dtype == torch.float32
+    dist.exact = target.dtype == torch.float32
     check_template(target.tokenizer, target.name)
     if config.length > target.context_length:
         raise UserError(f"--length {config.length} exceeds the context of {target.name}, {target.context_length}")
-    return machine, target
+    return dist, target
 
 
 def check_out(out: Path) -> None:
@@ -147,12 +147,12 @@ def check_out(out: Path) -> None:
         raise UserError(f"--out {out} has files of no training; use another folder")
 
 
-def training_text(config: TrainConfig, target: Target, machine: DistributedContext) -> TrainingText:
+def training_text(config: TrainConfig, target: Target, dist: DistributedContext) -> TrainingText:
     """Return the training text; the first process builds it and the others read it."""
     own = ResponseCache(target, config.answer_limit, config.answer_temperature) if config.regenerate_responses else None
     source = config.data[0] if len(config.data) == 1 else config.data
-    if not machine.first:
-        machine.wait()
+    if not dist.first:
+        dist.wait()
     text = load_rows(
         source,
         target.tokenizer,
@@ -161,10 +161,10 @@ def training_text(config: TrainConfig, target: Target, machine: DistributedConte
         seed=config.seed,
         columns=dict(config.columns),
         own=own,
-        log=machine.print,
+        log=dist.print,
     )
-    if machine.first:
-        machine.wait()
+    if dist.first:
+        dist.wait()
     return text
 
 
@@ -183,7 +183,7 @@ def identity(kind: type[Trainer], options: Any, config: TrainConfig) -> dict[str
 
 def _opening(trainer: DrafterTrainer, loop: DrafterLoop, config: TrainConfig) -> str:
     start = f"resumes at step {loop.step} of" if loop.resumed else "takes"
-    shared = f", {loop.machine.count} processes" if loop.machine.count > 1 else ""
+    shared = f", {loop.dist.count} processes" if loop.dist.count > 1 else ""
     return (
         f"{trainer.name}: {trainer.n_learning:,} trainable parameters; {start} {loop.total} steps of "
         f"{config.batch_size} rows of at most {config.length} tokens{shared}"
@@ -194,7 +194,7 @@ def _accuracies(trainer: DrafterTrainer, loop: DrafterLoop) -> dict[str, Any]:
     """Return top-k accuracies for a folder's config, on the validation text, else on the training text."""
     validation = loop.validation if loop.validation is not None and len(loop.validation.rows) else None
     text = validation or loop.text
-    accuracies = mean_accuracies(loop.target, trainer, text, loop.budget, ACCURACY_BATCHES, loop.machine)
+    accuracies = mean_accuracies(loop.target, trainer, text, loop.budget, ACCURACY_BATCHES, loop.dist)
     return {"accuracies": accuracies, "accuracies_of": "validation text" if validation else "training text"}
 
 
@@ -247,13 +247,13 @@ def measure(kind: type[DrafterTrainer], weights: str, config: TrainConfig) -> No
 
     Every row of the text is read once. weights: path or id of the drafter.
     """
-    machine, target = opened(config)
+    dist, target = opened(config)
     trainer = kind.loaded(target, weights)
-    text = PackedText(training_text(config, target, machine).train, config.seed)
+    text = PackedText(training_text(config, target, dist).train, config.seed)
     batches = math.ceil(len(text.rows) / config.batch_size)
     budget = Budget(batches, config.batch_size, config.anchors, trainer.ahead)
-    accuracies = mean_accuracies(target, trainer, text, budget, batches, machine)
-    if not machine.first:
+    accuracies = mean_accuracies(target, trainer, text, budget, batches, dist)
+    if not dist.first:
         return
     config.out.mkdir(parents=True, exist_ok=True)
     content = {

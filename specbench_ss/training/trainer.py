@@ -192,7 +192,7 @@ class DrafterTrainer(Trainer):
 
     @abstractmethod
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return (loss, top-1 accuracy per draft position [ahead]), both over `batch.whole`."""
+        """Return (loss, top-1 accuracy per draft position [ahead]), both over `batch.global_batch`."""
 
     def accuracies(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return (hits [levels, top], positions [levels]): how often the r-th prediction of a level is correct.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specbench_ss.engine.generate import StopParams, generate
@@ -11,7 +12,8 @@ from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.training.batch import Anchors, Batch
-from specbench_ss.training.loop import DrafterText
+from specbench_ss.training.data import TrainingRows
+from specbench_ss.training.loop import PackedText
 from specbench_ss.training.masks import Documents
 
 
@@ -35,7 +37,13 @@ def batch_of(ids: Tensor, at: Tensor, documents: Documents | None = None, ahead:
     return Batch(ids, labels, Anchors(at, chosen), documents)
 
 
-def text_of(target: Target) -> DrafterText:
+def plain_text(ids: NDArray[np.int32], answer: NDArray[np.bool_], seed: int = 0) -> PackedText:
+    """Rows [R, T] of one text each. answer: True inside answers, broadcast to the rows."""
+    mask = np.broadcast_to(answer, ids.shape).copy()
+    return PackedText(TrainingRows(ids, mask, np.zeros(ids.shape, np.int32)), seed, plain=True)
+
+
+def text_of(target: Target) -> PackedText:
     """The target's own answers to single tokens, after a prompt of one."""
     rows = [[i, *generate(Autoregressive(target), [i], StopParams(23), SamplingParams()).tokens] for i in range(3, 19)]
-    return DrafterText(np.array(rows, np.int32), lambda row: np.arange(len(row)) > 0, 2, seed=1)
+    return plain_text(np.array(rows, np.int32), np.arange(len(rows[0])) > 0, 1)

@@ -30,9 +30,9 @@ from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.models.tiny import randomise
 from specbench_ss.training.batch import BaseStates, Batch, base_states
 from specbench_ss.training.distributed import DistributedContext
-from specbench_ss.training.loop import Budget, DrafterLoop, DrafterText
+from specbench_ss.training.loop import Budget, DrafterLoop
 from specbench_ss.training.masks import Documents
-from tests.methods.batches import batch_of, text_of
+from tests.methods.batches import batch_of, plain_text, text_of
 from tests.tiny import SOME, tiny_model
 
 LEVELS = 3
@@ -182,7 +182,7 @@ def test_a_resumed_training_has_the_same_noise(anchors: int, tmp_path: Path) -> 
     """Independent of other random draws, and another one whenever a row is repeated."""
     target = Target(tiny_model("llama"))
     rows = np.random.default_rng(6).integers(3, 61, (4, 24), np.int32)
-    text = DrafterText(rows, lambda row: np.arange(len(row)) > 9, 2, seed=1)
+    text = plain_text(rows, np.arange(24) > 9, 1)
     machine = DistributedContext(target.device, exact=True)
     budget = Budget(6, 4, anchors, LEVELS, warmup=3)  # every step has all rows
     whole = Noted(target)

@@ -17,7 +17,7 @@ from lab import cards
 from lab.drafters import OWN_ANSWERS, RECIPES
 from lab.pipeline import ANSWERED_SEED, STAGES, train
 from lab.text import APP_CATEGORIES, conversations
-from lab.training import SIZES, BaseSize, BaseTrainer, new_model
+from lab.training import SIZES, BaseSize, BaseTrainer, completion_mask, new_model, special_ids
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.errors import UserError
@@ -31,7 +31,6 @@ from specbench_ss.models.load import load_target
 from specbench_ss.options import MethodSpec
 from specbench_ss.registry import load_method
 from specbench_ss.training.batch import future_labels, pick_anchors
-from specbench_ss.training.data import completion_mask, special_ids, tokenize
 from tests.tiny import thorough
 
 SPECIAL = {"pad": 0, "bos": 1, "eos": 2, "user": 3, "assistant": 4}
@@ -122,8 +121,8 @@ def as_the_papers_train_them(export: Path) -> None:
 def of_the_applications(out: Path, tokenizer: Any) -> None:
     """Questions in the datastore of `rest` are from the applications' generators only."""
     asked = list(islice(conversations("train", ANSWERED_SEED), 64))
-    prompts = tokenize(tokenizer, [f"<|bos|><|user|>{example.turns[0]}<|assistant|>" for example in asked])
-    category = {ids.tobytes(): example.category for ids, example in zip(prompts, asked, strict=True)}
+    prompts = tokenizer([f"<|bos|><|user|>{example.turns[0]}<|assistant|>" for example in asked])["input_ids"]
+    category = {np.int32(ids).tobytes(): example.category for ids, example in zip(prompts, asked, strict=True)}
     stored = open_datastore(out / "rest").chunks[0].tokens
     talks = [part[part != SEPARATOR] for part in np.split(stored, np.flatnonzero(stored == SEPARATOR))]
     marker = special_ids(tokenizer)["assistant"]
@@ -168,8 +167,8 @@ def test_answers_are_masked_from_after_the_marker_to_the_end_token() -> None:
 
 def test_anchor_labels_stay_inside_one_answer() -> None:
     row = np.array([[1, 3, 9, 4, 7, 8, 2, 1, 3, 4, 6, 5, 7, 2]])
-    answer = np.stack([completion_mask(r, SPECIAL) for r in row])
-    anchors = pick_anchors(future_labels(row.astype(np.int64), answer, 2, 3), 20, np.random.default_rng(0))
+    answer = completion_mask(row, SPECIAL)
+    anchors = pick_anchors(future_labels(row.astype(np.int64), answer, 3), 20, np.random.default_rng(0))
     labels = {
         int(t): anchors.labels[0, i].tolist() for i, t in enumerate(anchors.at[0]) if anchors.labels[0, i, 0] != -100
     }

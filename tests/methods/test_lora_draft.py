@@ -182,7 +182,7 @@ def test_the_lora_alone_learns_and_answers_alone_are_learnt(draft: Target) -> No
     assert trained == {id(p) for p in group["params"]}
     ids = torch.tensor([[1, 3, 9, 4, 7, 8, 2, 0]])
     answer = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 0]]).bool().numpy()
-    labels = future_labels(ids.numpy(), answer, 2, 1)
+    labels = future_labels(ids.numpy(), answer, 1)
     batch = Batch(ids, torch.from_numpy(labels), pick_anchors(labels, 4, np.random.default_rng(0)))
     loss, _ = tuned.loss(BaseStates(torch.empty(0), {}, {}), batch)
     expected = torch.nn.functional.cross_entropy(draft.model(ids).logits[0, 3:6], ids[0, 4:7])

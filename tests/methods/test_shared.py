@@ -26,8 +26,8 @@ from specbench_ss.methods.ss.train import SharedTrainer, carriers_of
 from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.training.batch import BaseStates
-from specbench_ss.training.loop import Budget, DrafterLoop, DrafterText
-from tests.methods.batches import answers_of
+from specbench_ss.training.loop import Budget, DrafterLoop
+from tests.methods.batches import answers_of, plain_text
 from tests.methods.decoders import randomise
 from tests.tiny import WITHOUT_WINDOW, few, tiny_model
 
@@ -226,7 +226,7 @@ def test_next_token_training_has_no_streams() -> None:
 def test_a_checkpoint_is_of_one_set_of_settings(changes: dict[str, Any], field: str, tmp_path: Path) -> None:
     target = Target(tiny_model("llama"))
     rows = np.random.default_rng(0).integers(3, 60, (4, 12), dtype=np.int32)
-    text = DrafterText(rows, lambda row: np.arange(len(row)) > 4, end=2)
+    text = plain_text(rows, np.arange(12) > 4)
 
     def trainer(attends: bool, **settings: Any) -> DrafterLoop:
         trainee = SharedTrainer(target, config(attends), **settings)

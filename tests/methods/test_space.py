@@ -23,10 +23,11 @@ from specbench_ss.methods.space.model import MaskToken, rows_of, save
 from specbench_ss.methods.space.train import MaskOptions, SPACETrainer
 from specbench_ss.models.load import load_target
 from specbench_ss.training.batch import Anchors, BaseStates, Batch
-from specbench_ss.training.loop import Budget, DrafterLoop, DrafterText
+from specbench_ss.training.loop import Budget, DrafterLoop
 from specbench_ss.training.masks import Documents
 from specbench_ss.training.session import run
 from specbench_ss.training.trainer import TrainConfig
+from tests.methods.batches import plain_text
 from tests.methods.decoders import randomise
 from tests.methods.exactness import assert_greedy_same, p_value
 from tests.methods.train.tokenizers_made import made_tokenizer
@@ -166,10 +167,10 @@ def test_it_learns(tmp_path: Path) -> None:
     trainee = SPACETrainer(target, MaskOptions(3, 8, mask_lr=5e-2), 2e-2)
     start = torch.arange(64)[:, None]
     rows = ((start + torch.arange(24)) % 50 + 5).int().numpy()
-    text = DrafterText(rows, lambda row: row >= 5, end=2)
+    text = plain_text(rows, rows >= 5)
     training = DrafterLoop(target, [trainee], text, Budget(60, 8, 8, 3, 5), tmp_path / "work")
     training.train(lambda _: None)
-    assert min(training.outcomes["space"].right) > 0.5
+    assert min(training.outcomes["space"].top1_accuracy) > 0.5
     save(tmp_path, trainee.mask, trainee.tuned, {})
     decoder = SPACE.load(target, SPACEOptions(weights=str(tmp_path)))
     steps = generate(decoder, [10, 11, 12, 13], StopParams(20), SamplingParams()).steps

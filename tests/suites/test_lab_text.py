@@ -21,7 +21,7 @@ from lab.phrases import render
 from lab.text import GENERATORS
 from specbench_ss.suites.base import LAB_QUESTIONS, question_of, questions_of
 from specbench_ss.suites.scorers import METRICS, score
-from specbench_ss.training.data import conversations
+from specbench_ss.training.data import lab_conversations
 from tests.tiny import THOROUGH, few
 
 EVERY = (*text.SPECBENCH_CATEGORIES, *text.APP_CATEGORIES)
@@ -77,8 +77,8 @@ def test_frozen_questions_are_those_of_the_generators(split: str) -> None:
 
 
 def test_conversations_of_the_other_process_are_those_of_the_generators() -> None:
-    made = [(each.turns, each.answers) for each in islice(text.conversations("train", 3), 40)]
-    assert [(each.turns, each.answers) for each in islice(conversations("train", 3), 40)] == made
+    made = [example.messages for example in islice(text.conversations("train", 3), 40)]
+    assert [*islice(lab_conversations("train", 3), 40)] == made
     code = "import sys, lab.__main__; sys.exit('torch' in sys.modules)"  # loading it takes longer than all the text
     assert not subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode
 

@@ -13,15 +13,16 @@ from specbench_ss.engine.target import Target
 from specbench_ss.results.analysis import Results, load_run
 from specbench_ss.results.report import Bench, Request
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.training.loop import DrafterText
+from specbench_ss.training.loop import PackedText
+from tests.methods.batches import plain_text
 
 DEFAULT = Request()
 
 
-def text(*_: Any) -> DrafterText:
+def text(*_: Any) -> PackedText:
     """Six rows of 24 tokens. Answers begin at another place in each row."""
     ids = np.random.default_rng(0).integers(3, 61, (6, 24)).astype(np.int32)
-    return DrafterText(ids, lambda row: np.arange(len(row)) >= row[0] % 7 + 3, 2)
+    return plain_text(ids, np.arange(24) >= ids[:, :1] % 7 + 3)
 
 
 def bench(folder: Path, request: Request = DEFAULT, target: Target | None = None, **more: Any) -> Bench:

@@ -37,10 +37,11 @@ from specbench_ss.results.analysis import Results, load_run
 from specbench_ss.results.report import Request, Result
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.training.batch import base_states
-from specbench_ss.training.loop import Budget, DrafterText
+from specbench_ss.training.loop import Budget, PackedText
 from specbench_ss.training.session import jobs_of
 from specbench_ss.training.trainer import TrainConfig
 from tests.fabricated import fabricate
+from tests.methods.batches import plain_text
 from tests.methods.decoders import randomise
 from tests.methods.paper.shared import bench, text
 from tests.tiny import WITHOUT_WINDOW, few, thorough, tiny_model
@@ -223,7 +224,6 @@ def test_a_place_that_cannot_be_written_is_reported_first(capsys: pytest.Capture
 
 # -- figure 4: what a prediction sees of the future, and what it must not ----------------------------------------------
 
-END = 2
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13, 14]])
 AT = torch.tensor([[3, 5]])
 
@@ -247,11 +247,11 @@ def read(made: PeekingTrainee, target: Target, ids: torch.Tensor, ahead: torch.T
         return made.logits(base_states(target, ids, (), 0), ids, AT, ahead)
 
 
-def answers(*_: Any) -> DrafterText:
+def answers(*_: Any) -> PackedText:
     """Two answers a row, the first of which ends at token 11."""
     ids = np.random.default_rng(0).integers(3, 61, (6, 24)).astype(np.int32)
-    ids[:, 11] = END
-    return DrafterText(ids, lambda row: np.arange(len(row)) >= 5, END)
+    ids[:, 11] = 2
+    return plain_text(ids, (np.arange(24) >= 5) & (np.arange(24) != 12))
 
 
 @pytest.mark.parametrize("kind", WITHOUT_WINDOW)
@@ -302,8 +302,8 @@ def test_an_answer_is_right_only_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(made, "logits", guess)
     (found,) = validation_results(target, [made], data)
-    assert found.tokens == 6 * 19 and found.answers == 0.5
-    assert found.right == pytest.approx(18 / 19)
+    assert found.tokens == 6 * 18 and found.answers == 0.5
+    assert found.right == pytest.approx(17 / 18)
 
 
 def test_figure_4_trains_every_gamma_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,9 @@ from specbench_ss.reports.paper.training_cost_figures import (
 )
 from specbench_ss.results.report import Request, Result
 from specbench_ss.results.text import interval_of
+from specbench_ss.training.data import TrainingRows
 from specbench_ss.training.distributed import DistributedContext
-from specbench_ss.training.loop import Budget, DrafterLoop, DrafterText
+from specbench_ss.training.loop import Budget, DrafterLoop, PackedText
 from tests.methods.paper.shared import bench, text
 from tests.tiny import thorough, tiny_model
 
@@ -132,17 +133,17 @@ def test_what_is_drawn_is_what_is_listed() -> None:
     assert len(signs) == len(places) and signs.startswith("■·") and "●" not in signs
 
 
-def rows_of(*given: Any) -> DrafterText:
+def rows_of(*given: Any) -> PackedText:
     ids = np.random.default_rng(0).integers(3, 61, (6, given[4])).astype(np.int32)
     ids[:, -4:] = 0
-    return DrafterText(ids, lambda row: (np.arange(len(row)) >= 40) & (row != 0), 2)
+    rows = TrainingRows(ids, (np.arange(given[4]) >= 40) & (ids != 0), np.where(ids == 0, -1, 0))
+    return PackedText(rows, plain=True)
 
 
 @thorough
 def test_segments_lower_the_peak_and_keep_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"LENGTHS": (96, 10**6), "PIECES": (6, 2), "lab_text": rows_of}.items():
         monkeypatch.setattr(costs, name, value)
-    monkeypatch.setattr(costs, "special_ids", lambda tokenizer: {"pad": 0})
     here = bench(tmp_path, Request(limit=1), Target(tiny_model("llama")))
     result = Figure16().run(here)
     rows = {row[1]: row for row in result.grids[0].rows}
@@ -178,7 +179,7 @@ def test_claims_hold_by_intervals_and_by_counts() -> None:
 
 def test_every_answer_position_is_learnt_once() -> None:
     plain = text()
-    every = EveryAnswer(plain.rows, plain.answer_mask, plain.end)
+    every = EveryAnswer(plain.packed, plain=True)
     batch = every.batch(1, Budget(steps=3, rows_per_step=3, anchors_per_row=2), torch.device("cpu"))
     known = batch.labels[..., 1] != -100
     assert known.sum(1).unique().numel() > 1, "rows differ in length, so some anchors are padding"

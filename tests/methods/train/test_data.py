@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lab.training import completion_mask, special_ids
 from specbench_ss.conversations import read_conversation
 from specbench_ss.errors import UserError
 from specbench_ss.training import data as loading
@@ -19,12 +20,10 @@ from specbench_ss.training.chat_format import Rendered, Renderer
 from specbench_ss.training.data import (
     TrainingRows,
     TrainingText,
-    completion_mask,
     load_rows,
     pack_documents,
     plan_rows,
     positions,
-    special_ids,
 )
 from tests.methods.train.tokenizers_made import made_tokenizer
 from tests.tiny import thorough

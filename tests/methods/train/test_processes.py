@@ -126,7 +126,7 @@ def test_kept_out_rows_count_by_their_tokens(tmp_path: Path) -> None:
         trainee, folder = TRAINERS["draft"](target), tmp_path / str(rows)
         loop = DrafterLoop(target, [trainee], text, Budget(1, rows, 16, 3), folder, machine, validation=text)
         (outcome,) = loop.evaluate().values()
-        found.append([outcome.loss, *outcome.right])
+        found.append([outcome.loss, *outcome.top1_accuracy])
     assert found[0] == pytest.approx(found[2], rel=1e-5) == found[1]
 
 
@@ -185,7 +185,7 @@ def test_two_processes_learn_what_one_does(tmp_path: Path, monkeypatch: pytest.M
 def assert_alike(found: Path, expected: Path) -> None:
     """The step's line, and the gradients, which Adam's first moments are a tenth of."""
     two, one = (json.loads((out / "training.jsonl").read_text()) for out in (found, expected))
-    for name in ("loss", "right", "validation_loss", "validation_accuracy"):
+    for name in ("loss", "top1_accuracy", "validation_loss", "validation_accuracy"):
         assert two[name] == pytest.approx(one[name], rel=1e-4), (found.name, name)
     moments, wanted = (gradients(out / "checkpoint.pt") for out in (found, expected))
     for number, tensor in wanted.items():

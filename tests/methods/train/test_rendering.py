@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lab.training import completion_mask, special_ids
 from specbench_ss.errors import UserError
 from specbench_ss.training.chat_format import Rendered, Renderer, completion_places, fill
-from specbench_ss.training.data import completion_mask, special_ids
 from tests.methods.train.tokenizers_made import TEMPLATES, made_tokenizer
 
 TALK = [

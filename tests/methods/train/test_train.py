@@ -31,6 +31,7 @@ from specbench_ss.models import checkpoint as drafter_folder
 from specbench_ss.models.load import load_target
 from specbench_ss.training.data import Counts, load_rows
 from specbench_ss.training.loop import DrafterLoop, estimated_tau
+from specbench_ss.training.model_card import _results
 from tests.cli import failing
 from tests.methods.train.tokenizers_made import made_tokenizer
 from tests.tiny import SOME, THOROUGH, WITHOUT_WINDOW, few, tiny_model
@@ -254,6 +255,12 @@ def test_the_loss_falls_and_is_written_down(trainer: str, models: dict[str, Path
     assert looks[-1]["validation_loss"] < looks[0]["validation_loss"]
     assert looks[-1]["estimated_tau"] == estimated_tau(looks[-1]["validation_accuracy"])
     assert f"{looks[-1]['validation_loss']:.4f}" in (out / "README.md").read_text()
+
+
+def test_a_log_with_the_former_name_of_the_accuracies_has_a_card() -> None:
+    logs = [{"loss": 2.0, name: [0.5, 0.25]} for name in ("right", "top1_accuracy")]
+    former, current = map(_results, logs)
+    assert former == current and "0.500, 0.250" in current
 
 
 def test_the_estimate_is_the_sum_of_products() -> None:
