@@ -322,7 +322,8 @@ class DFlash(BlockDecoder):
                 return None
 
             def context(past: Any, keys: Tensor) -> Tensor:
-                return attention.context(torch.as_tensor(past, device=keys.device), self.size, keys)
+                root = past if isinstance(past, Tensor) else torch.full((), past, device=keys.device)
+                return attention.context(root, self.size, keys)
 
             return current.mask(attention.block(self.size, self.target.device), None if attention.no_mask else context)
 

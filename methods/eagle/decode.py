@@ -209,7 +209,7 @@ class EagleDecoder(FeatureDecoder):
         level_pass, k = partial(self._level_pass, visible, level), len(tokens)
         (out,) = self.target.run_pass((self, level, k), level_pass, self.cache, (tokens, states), rows=k)
         self.cache.commit(k)
-        return out
+        return out.clone()  # an input of the next pass, which may have this name
 
     def _level_pass(
         self, visible: Tensor, level: int, current: AnyPass, tokens: Tensor, states: Tensor

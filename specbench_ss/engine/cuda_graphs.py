@@ -333,8 +333,8 @@ class CudaGraphRunner:
     ) -> tuple[Tensor, ...] | None:
         """Run function(pass, *inputs) behind the cached rows; None if it cannot be replayed, so that it runs eagerly.
 
-        The outputs are overwritten by the next pass of this name. A reason is counted, but not for prompts, which have
-        many tokens that keep a device busy and do not recur, nor in training.
+        The outputs are overwritten by the next pass of this name, so they cannot be its inputs. A reason is counted,
+        but not for prompts, which have many tokens that keep a device busy and do not recur, nor in training.
 
         Args:
             name: everything but these tensors that the function depends on, unique within the model.

@@ -20,7 +20,7 @@ Layers = Callable[..., Tensor]  # (*inputs, cache, mask, rotary) -> [1, n, ..]
 
 
 class EagerPass:
-    """A pass that runs at once.
+    """Eager forward pass.
 
     target: the `Target`. cache: the rows before it, or None. longest: largest position, on the host.
     """
@@ -102,7 +102,7 @@ class BatchPass(EagerPass):
         self, x: Tensor, lo: int, hi: int, mask: Tensor | None, rotary: Rotary, wanted: tuple[int, ...] = ()
     ) -> tuple[Tensor, ...]:
         if lo == hi:
-            return (x,)
+            return super().run(x, lo, hi, mask, rotary, wanted)
 
         def layers(x: Tensor, cache: Any, mask: Any, rotary: Any) -> tuple[Tensor, ...]:
             out: tuple[Tensor, ...] = self.target.run(x, lo, hi, cache, mask, rotary, wanted)
@@ -127,7 +127,7 @@ class BatchPass(EagerPass):
         def joined(x: Tensor, *others: Any) -> tuple[Tensor]:
             return (layers(*x.split(widths, -1), *others),)
 
-        x, rotary = torch.cat(tuple(inputs), -1), tuple(part.expand(-1, n, -1) for part in rotary)
+        x, rotary = torch.cat(tuple(inputs), -1), rotary and tuple(part.expand(-1, n, -1) for part in rotary)
         return run_together((id(self.target), name), joined, x, self.cache, mask, rotary, pad)[0]
 
 
@@ -146,7 +146,7 @@ class GraphPass:
         return self.within.mask(visible, self.target.dtype, context)
 
     def rotary(self, positions: Tensor) -> Rotary:
-        """Return cos, sin [1, n, head_dim] at positions [1, n]; a graph belongs to a size of their table."""
+        """Return cos, sin [1, n, head_dim] at positions [1, n]. Each size of their table has its own graphs."""
         return self.target.rotary(positions, 0)
 
     def run(

@@ -115,6 +115,35 @@ def test_every_method_drafts_and_answers_as_before(
             assert decoder.draft.model.graphs.graphs, label  # type: ignore[attr-defined]
 
 
+def warmed_up(one: Pass) -> Pass:
+    """A replay of a pass that was run before, over the buffers as they are, as a capture is preceded by a warm-up."""
+    one()
+    return one
+
+
+def test_a_chain_of_sampled_tokens_reads_no_output_that_the_next_pass_overwrites(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cuda_graphs, "BLOCK", 8)  # captures and checks within chains
+    drafted = []
+    for replay in (None, run_eagerly, warmed_up):
+        target = tiny_target("llama", words=61)
+        decoder = registry.method_class("mtp").test_instances(target)["state before the norm"]()
+        target.graphs = replay and CudaGraphRunner(replay, WIDTHS)
+        target.drop_cache()
+        seen, forward = list[list[int]](), decoder.forward
+
+        def watched(state: DecodeState, tree: DraftTree, seen: Any = seen, forward: Any = forward) -> Output:
+            seen.append(tree.tokens.tolist())
+            found: Output = forward(state, tree)
+            return found
+
+        monkeypatch.setattr(decoder, "forward", watched)
+        generate(decoder, PROMPTS[0], StopParams(30), SamplingParams(temperature=0.7))
+        drafted.append(seen)
+    assert drafted[0] == drafted[1] == drafted[2]
+
+
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "gpt_neox"])
 @torch.inference_mode()
 def test_a_padded_pass_gives_the_same_logits_and_the_same_cache(kind: str) -> None:

@@ -38,6 +38,15 @@ def test_a_request_that_fails_leaves_the_others_alone() -> None:
         assert found[i].generation.tokens == generate(make(), asked[i].prompt, asked[i].limits, SamplingParams()).tokens
 
 
+def test_streams_of_a_model_without_rotary_embeddings_are_shared() -> None:
+    make = made("opt", "ss", "tree")
+    asked = [BatchRequest(p, StopParams(12), SamplingParams()) for p in ([5, 6, 7], [3, 4, 9])]
+    for one in together(make(), asked, 2):
+        assert one.error is None
+    answers = [one.generation.tokens for one in together(make(), asked, 2)]  # type: ignore[union-attr]
+    assert answers == [generate(make(), one.prompt, one.limits, SamplingParams()).tokens for one in asked]
+
+
 @few(3)
 @pytest.mark.parametrize(
     ("name", "shape"),
