@@ -396,7 +396,7 @@ class SpeculativeStreaming(Decoder):
         prunes = s.prune and tree.draft_probs is None and not (n <= s.n_keep and s.threshold == 0)
         inputs = (tree.tokens, *tree.visibility(), tree.parents()) if prunes else (tree.tokens, *tree.visibility())
         step, m = partial(self._step, prunes, deepest), min(s.n_keep, n) if prunes else n
-        if fallback := "stream_attention_top_p" if s.top_p else "threshold" if prunes and s.threshold > 0 else "":
+        if fallback := "stream_attention_top_p" if s.top_p else "prune_threshold" if prunes and s.threshold > 0 else "":
             if target.graphs is not None:  # padded keys, or kept nodes, have no fixed number
                 target.graphs.record_fallback(fallback, cache)
             outputs = step(target.pass_type(target, cache, longest), *inputs)

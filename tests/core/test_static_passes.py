@@ -57,6 +57,7 @@ DRAFTERS = {
 }  # fmt: skip
 DECLINED = {  # all that methods run eagerly where their steps are replayed
     ("ss", "top-p"): {"stream_attention_top_p"},
+    ("ss", "threshold"): {"prune_threshold"},
 }
 
 
