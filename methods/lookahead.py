@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specbench_ss.engine.costs import ExtraWork, of_head, of_layers
 from specbench_ss.engine.decoder import Decoder, DecodeState
-from specbench_ss.engine.forward import AnyPass
+from specbench_ss.engine.forward import ForwardPass
 from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.engine.verify import VerifyResult
@@ -136,7 +136,7 @@ class Lookahead(Decoder):
         logits = target.logits(final)
         return Output(logits[:, :n], tree, {FINAL: final[:, :n]}, extra=logits[0, n:].argmax(-1))
 
-    def _pass(self, current: AnyPass, tokens: Tensor, visible: Tensor, depths: Tensor) -> tuple[Tensor]:
+    def _pass(self, current: ForwardPass, tokens: Tensor, visible: Tensor, depths: Tensor) -> tuple[Tensor]:
         """Return the last layer's output [1, n, h] at all tokens [n] of tree and window."""
         # window positions beyond the context affect no verified token
         positions = current.positions(depths).clamp_max(self.target.context_length - 1)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.decoder import Decoder, DecodeState
-from specbench_ss.engine.forward import AnyPass
+from specbench_ss.engine.forward import ForwardPass
 from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import indices
@@ -224,7 +224,7 @@ class FeatureDecoder(DrafterDecoder):
 
     def run_drafter(
         self,
-        current: AnyPass,
+        current: ForwardPass,
         inputs: Sequence[Tensor],
         masks: Sequence[Tensor | None],
         rotary: tuple[Tensor, Tensor],

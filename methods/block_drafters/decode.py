@@ -21,7 +21,7 @@ from torch import Tensor
 
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.decoder import Decoder, DecodeState
-from specbench_ss.engine.forward import AnyPass, EagerPass
+from specbench_ss.engine.forward import ForwardPass
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.engine.verify import VerifyResult
@@ -103,7 +103,7 @@ class BlockDecoder(FeatureDecoder):
 
     random: ClassVar[Callable[..., Any]]  # returns a drafter with random weights
     read_drafter: ClassVar[Callable[..., tuple[Any, dict[str, Any]]]]  # `read` without options
-    speculators_config_of: ClassVar[Callable[..., dict[str, Any]]]  # returns config.json of a drafter for a base
+    vllm_config_of: ClassVar[Callable[..., dict[str, Any]]]  # returns config.json of a drafter for a base
 
     def __init__(self, target: Target, options: Any, drafter: Any, config: dict[str, Any] | None = None) -> None:
         self.size = self.resolve_options(options, {}, drafter, target)
@@ -143,7 +143,7 @@ class BlockDecoder(FeatureDecoder):
         return {label: partial(build, *args) for label, args in instances.items()}
 
     def export(self, folder: Path) -> dict[str, Any]:
-        config = self.speculators_config_of(self.drafter, self.target)
+        config = self.vllm_config_of(self.drafter, self.target)
         write_checkpoint(folder, self.drafter, {**config, **own_fields(self.config)})
         return {**self.vllm, "num_speculative_tokens": self.chain_length}
 
@@ -206,7 +206,7 @@ class DFlash(BlockDecoder):
     size_option = "block_size"
     random: ClassVar[Callable[..., Any]] = staticmethod(dflash.random_drafter)
     read_drafter: ClassVar[Callable[..., Any]] = staticmethod(dflash.read_drafter)
-    speculators_config_of: ClassVar[Callable[..., Any]] = staticmethod(dflash.vllm_config_of)
+    vllm_config_of: ClassVar[Callable[..., Any]] = staticmethod(dflash.vllm_config_of)
     vllm: ClassVar = {"method": "dflash"}
     reduced_args, reduced_size = {"from_anchor": True}, 4
     more_instances: ClassVar = {
@@ -307,18 +307,18 @@ class DFlash(BlockDecoder):
         drafting: Tensor = states[0, self.drafter.shape.first :]
         return drafting
 
-    def _block(self, current: AnyPass, root: Tensor) -> tuple[Tensor]:
+    def _block(self, current: ForwardPass, root: Tensor) -> tuple[Tensor]:
         """Return normed states [1, size, h] of the root [1] and the mask tokens."""
         embedded = self.drafter.block_inputs(torch.cat((root, self.mask_tokens))[None], self.size, self.target)
         positions = current.positions(torch.arange(self.size, device=root.device))
         rotary = self.rotary(positions, embedded.dtype)
         return (self.run_drafter(current, (embedded,), self._masks(current), rotary),)
 
-    def _masks(self, current: AnyPass) -> list[Tensor | None]:
+    def _masks(self, current: ForwardPass) -> list[Tensor | None]:
         """Return the additive mask of every layer; layers of the same attention share it. None = no mask."""
 
         def mask(attention: BlockAttention) -> Tensor | None:
-            if attention.no_mask and isinstance(current, EagerPass):  # in a graph, padded keys are masked
+            if attention.no_mask and current.on_host:  # in a graph, padded keys are masked
                 return None
 
             def context(past: Any, keys: Tensor) -> Tensor:
@@ -347,7 +347,7 @@ class PEagle(BlockDecoder):
     Options = PEagleOptions
     size_option = "depths"
     random, read_drafter = staticmethod(peagle.random_drafter), staticmethod(peagle.read_drafter)
-    speculators_config_of = staticmethod(peagle.speculators_config_of)
+    vllm_config_of = staticmethod(peagle.speculators_config_of)
     vllm: ClassVar = {"method": "eagle3", "parallel_drafting": True}
     reduced_args, reduced_size = {"layers": 1}, 3
     more_instances: ClassVar = {"one position": ({}, {"depths": 1}), "windows": ({"windows": (6, None)}, {})}
@@ -385,7 +385,7 @@ class PEagle(BlockDecoder):
         (states,) = self.target.run_pass((self, "slots"), self._slots, self.cache, inputs, dims, len(tokens))
         return states
 
-    def _slots(self, current: AnyPass, tokens: Tensor, fused: Tensor) -> tuple[Tensor]:
+    def _slots(self, current: ForwardPass, tokens: Tensor, fused: Tensor) -> tuple[Tensor]:
         """Return normed states [1, n, h] as `_pass` does."""
         positions, windows = torch.arange(len(tokens), device=tokens.device), self.drafter.shape.windows
         masks = {window: self._mask(current, positions, window) for window in set(windows)}
@@ -393,7 +393,7 @@ class PEagle(BlockDecoder):
         rotary = self.rotary(current.positions(positions), fused.dtype)
         return (self.run_drafter(current, (embedded, fused), [masks[window] for window in windows], rotary),)
 
-    def _mask(self, current: AnyPass, positions: Tensor, window: int | None) -> Tensor | None:
+    def _mask(self, current: ForwardPass, positions: Tensor, window: int | None) -> Tensor | None:
         """Return the causal mask of slots at successive positions [n] behind the cache, within a sliding window."""
         back = positions[:, None] - positions  # [n, n]
         if window is None:

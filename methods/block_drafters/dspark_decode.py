@@ -77,7 +77,7 @@ class DSpark(DFlash):
     paper = "Cheng et al. 2026, arXiv:2607.05147"
     Options = DSparkOptions
     random, read_drafter = staticmethod(dspark.random_drafter), staticmethod(dspark.read_drafter)
-    speculators_config_of = staticmethod(dspark.vllm_config_of)
+    vllm_config_of = staticmethod(dspark.vllm_config_of)
     vllm: ClassVar = {"method": "dspark"}
     reduced_args, reduced_size = {"kind": "gated", "confidence": False}, 3
     more_instances: ClassVar = {

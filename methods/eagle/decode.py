@@ -21,7 +21,7 @@ from torch import Tensor
 
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.decoder import Decoder, DecodeState
-from specbench_ss.engine.forward import AnyPass, among_drafted
+from specbench_ss.engine.forward import ForwardPass, among_drafted
 from specbench_ss.engine.kv_cache import row_numbers
 from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, TreeTensors, indices
@@ -148,7 +148,7 @@ class EagleDecoder(FeatureDecoder):
         state.num_draft_forwards += 1
         return out
 
-    def _slots(self, current: AnyPass, tokens: Tensor, *features: Tensor) -> tuple[Tensor]:
+    def _slots(self, current: ForwardPass, tokens: Tensor, *features: Tensor) -> tuple[Tensor]:
         """Return the drafter's output [1, n, h] for tokens [n] and hidden states [1, n, h_t]."""
         n, device = len(tokens), tokens.device
         mask = None if current.is_prompt else current.mask(torch.ones(n, n, dtype=torch.bool, device=device).tril())
@@ -163,14 +163,14 @@ class EagleDecoder(FeatureDecoder):
 
     # -- slots of drafted nodes ---------------------------------------------------------------------------------
 
-    def rotary_ahead(self, current: AnyPass, levels: int) -> tuple[Tensor, Tensor]:
+    def rotary_ahead(self, current: ForwardPass, levels: int) -> tuple[Tensor, Tensor]:
         """Return cos, sin [1, levels, head_dim] of drafted nodes; all nodes of a level have the same position."""
         depths = torch.arange(levels, device=self.target.device)
         return self.rotary(current.positions(depths), self.newest.dtype)
 
     def descend(
         self,
-        current: AnyPass,
+        current: ForwardPass,
         tokens: Tensor,
         states: Tensor,
         visible: Tensor,
@@ -190,7 +190,7 @@ class EagleDecoder(FeatureDecoder):
 
     def _run(
         self,
-        current: AnyPass,
+        current: ForwardPass,
         tokens: Tensor,
         states: Tensor,
         mask: Tensor | None,
@@ -212,7 +212,7 @@ class EagleDecoder(FeatureDecoder):
         return out.clone()  # an input of the next pass, which may have this name
 
     def _level_pass(
-        self, visible: Tensor, level: int, current: AnyPass, tokens: Tensor, states: Tensor
+        self, visible: Tensor, level: int, current: ForwardPass, tokens: Tensor, states: Tensor
     ) -> tuple[Tensor]:
         """Return the states [1, k, h] of nodes whose ancestors are the last cached rows."""
         earlier = visible.shape[1] - len(tokens)
@@ -370,7 +370,7 @@ class Eagle(EagleDecoder):
         self.drop_drafted(state, sum(len(level.inner) > 0 for level in self.levels))
         return DraftTree(tokens, self.tree.topology, q)
 
-    def _best(self, current: AnyPass, root: Tensor, states: Tensor) -> tuple[Tensor]:
+    def _best(self, current: ForwardPass, root: Tensor, states: Tensor) -> tuple[Tensor]:
         """Return the tree's tokens [n], the most probable ones, from the newest slot's output [1, 1, h]."""
         rotary, tokens = self.rotary_ahead(current, len(self.levels)), [root]
         for depth, level in enumerate(self.levels):
@@ -531,7 +531,7 @@ class Eagle2(EagleDecoder):
         self.drop_drafted(state, self.size.depth)
         return self._drafted.tree(tensors)
 
-    def _grow(self, current: AnyPass, root: Tensor, states: Tensor) -> tuple[Tensor, ...]:
+    def _grow(self, current: ForwardPass, root: Tensor, states: Tensor) -> tuple[Tensor, ...]:
         """Return the tensors of the tree from the root [1] and the newest slot's output [1, 1, h]."""
         size, root_logits = self.size, self.draft_logits(states)[0, 0]
         rotary = self.rotary_ahead(current, max(1, size.depth))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.decoder import Decoder, DecodeState
-from specbench_ss.engine.forward import AnyPass
+from specbench_ss.engine.forward import ForwardPass
 from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import DraftTree, indices
@@ -135,7 +135,7 @@ class Hydra(TreeHeads):
         (tokens,) = self.target.run_pass((self,), self._draft, None, (state.root, self.prefix_state))
         return DraftTree(tokens, self.tree.topology)
 
-    def _draft(self, _: AnyPass, tokens: Tensor, prefix: Tensor) -> tuple[Tensor]:
+    def _draft(self, _: ForwardPass, tokens: Tensor, prefix: Tensor) -> tuple[Tensor]:
         """Return the tree's tokens [n] for the root [1] and the prefix state [1, h]."""
         for head, level in enumerate(self.levels):
             path = torch.nn.functional.embedding(tokens[level.paths], self.embedding)  # [m, head + 1, h]
@@ -160,7 +160,7 @@ class Hydra(TreeHeads):
         self.prefix_state = out[0, -1:]
         self.cache.commit(q)
 
-    def _prefix(self, current: AnyPass, states: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor]:
+    def _prefix(self, current: ForwardPass, states: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor]:
         """Return the prefix layer's output [1, n, h] for the base's states [1, n, h] at successive positions."""
         n, layer = states.shape[1], self.heads.prefix
         chain = torch.ones(n, n, dtype=torch.bool, device=states.device).tril()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.decoder import Decoder, DecodeState
-from specbench_ss.engine.forward import AnyPass
+from specbench_ss.engine.forward import ForwardPass
 from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.engine.verify import VerifyResult
@@ -118,7 +118,7 @@ class Medusa(TreeHeads):
             tokens = self._fill_tree(state.root, self._next_logits)
         return DraftTree(tokens, self.tree.topology)
 
-    def _draft(self, _: AnyPass, root: Tensor, final: Tensor) -> tuple[Tensor]:
+    def _draft(self, _: ForwardPass, root: Tensor, final: Tensor) -> tuple[Tensor]:
         """Return the tree's tokens [n] for the root [1] and the state before it [1, h]."""
         return (self._fill_tree(root, self.heads(final, self.lm_head, self.depth, self.head_rows)[:, 0]),)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.costs import read_by_a_pass
 from specbench_ss.engine.decoder import DecodeState
-from specbench_ss.engine.forward import AnyPass
+from specbench_ss.engine.forward import ForwardPass
 from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
@@ -232,7 +232,7 @@ class MTP(Eagle2):
             state.num_draft_forwards += 1
             yield states[:, -1:]
 
-    def _later(self, index: int, current: AnyPass, tokens: Tensor, states: Tensor) -> tuple[Tensor]:
+    def _later(self, index: int, current: ForwardPass, tokens: Tensor, states: Tensor) -> tuple[Tensor]:
         """Return the states [1, n, h] of layer `index` at the next n rows. tokens: [n]. states: [1, n, h]."""
         n, embedded = len(tokens), self.drafter.embed(tokens[None], self.target)
         chain = torch.ones(n, n, dtype=torch.bool, device=tokens.device).tril()

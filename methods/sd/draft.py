@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specbench_ss.engine.architectures import ModelInfo
-from specbench_ss.engine.forward import AnyPass, among_drafted
+from specbench_ss.engine.forward import ForwardPass, among_drafted
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared import fine_tuned
@@ -78,7 +78,7 @@ class Draft:
         self.cache.commit(k)
         return self._fit(logits)
 
-    def _level_pass(self, level: int, current: AnyPass, tokens: Tensor, visible: Tensor) -> tuple[Tensor]:
+    def _level_pass(self, level: int, current: ForwardPass, tokens: Tensor, visible: Tensor) -> tuple[Tensor]:
         """Return logits [k, V] of a level's nodes, as `feed_level`."""
         model, (k, rows) = self.model, visible.shape
         earlier = rows - k  # cached rows of the tree

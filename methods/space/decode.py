@@ -13,7 +13,7 @@ from torch import Tensor
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.costs import ExtraWork, of_layers
 from specbench_ss.engine.decoder import Decoder, DecodeState
-from specbench_ss.engine.forward import AnyPass
+from specbench_ss.engine.forward import ForwardPass
 from specbench_ss.engine.sampling import sample_categorical
 from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import DraftTree, visibility
@@ -170,7 +170,7 @@ class SPACE(FineTunedDecoder):
         )
         return Output(logits, tree, {FINAL: final}, extra=masks)
 
-    def _pass(self, current: AnyPass, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _pass(self, current: ForwardPass, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits [1, n, V] and final states [1, n, h] of a chain's tokens [n], and states of masks [n, k, h]."""
         target, n = self.target, len(tokens)
         visible, depths = visibility(rows_of(n, self.k), target.device)

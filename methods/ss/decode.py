@@ -16,7 +16,7 @@ from specbench_ss import user_files
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.costs import ExtraWork, of_attention, of_layers
 from specbench_ss.engine.decoder import Decoder, DecodeState
-from specbench_ss.engine.forward import AnyPass, EagerPass
+from specbench_ss.engine.forward import ForwardPass
 from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import DeviceTopology, DraftTree, TreeTensors
 from specbench_ss.engine.verify import VerifyResult
@@ -365,7 +365,7 @@ class SpeculativeStreaming(Decoder):
         draft = partial(self._draft, fused)
         return self._drafted.tree(self.target.run_pass((self, fused), draft, None, (state.root, states)))
 
-    def _draft(self, fused: bool, _: AnyPass, root: Tensor, states: Tensor) -> tuple[Tensor, ...]:
+    def _draft(self, fused: bool, _: ForwardPass, root: Tensor, states: Tensor) -> tuple[Tensor, ...]:
         """Return the tensors of the tree under the root [1]. fused, states: as of `_stream_logits`."""
         logits, s = self._stream_logits(fused, root, states), self.settings  # [gamma, draft vocabulary]
         if self.streams.config.parent_rank:
@@ -417,7 +417,7 @@ class SpeculativeStreaming(Decoder):
         self,
         prunes: bool,
         deepest: int,
-        current: AnyPass,
+        current: ForwardPass,
         tokens: Tensor,
         visible: Tensor,
         depths: Tensor,
@@ -435,7 +435,7 @@ class SpeculativeStreaming(Decoder):
         if prunes:
             assert parents is not None
             tree = DraftTree(tokens, DeviceTopology(parents, deepest), None, (visible, depths))
-            keep = self._kept(tree, x, on_host=isinstance(current, EagerPass))
+            keep = self._kept(tree, x, on_host=current.on_host)
             tree = tree.gather_nodes(keep)
             visible, depths = tree.visibility()
             x, positions, pruned = x[:, keep], positions[:, keep], (keep, tree.tokens, visible, depths, tree.parents())

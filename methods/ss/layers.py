@@ -19,7 +19,7 @@ from transformers import AttentionInterface
 
 from specbench_ss.engine.architectures import Block
 from specbench_ss.engine.device_map import to_device
-from specbench_ss.engine.forward import AnyPass
+from specbench_ss.engine.forward import ForwardPass
 from specbench_ss.engine.kv_cache import BatchedKVCache
 from specbench_ss.engine.layers.attention import grouped_attention
 from specbench_ss.engine.layers.cpu import MOST_ROWS, NativeLayer, NativeLinear
@@ -384,7 +384,7 @@ class Streams(nn.Module):
         fed = [block.run_mlp(source[:, :mains])] if mains else []
         return total + torch.cat((*fed, adapted), 1)
 
-    def run(self, current: AnyPass, x: Tensor, layout: Layout, mask: Tensor, rotary: Any) -> Tensor:
+    def run(self, current: ForwardPass, x: Tensor, layout: Layout, mask: Tensor, rotary: Any) -> Tensor:
         """Run rows x [1, mains + streams, h] through the top N_s layers; the mask selects eq. 2 or 3."""
         target = current.target
         lo = target.n_layers - self.config.n_msa_layers

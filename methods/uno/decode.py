@@ -21,7 +21,7 @@ from torch import Tensor
 from specbench_ss.engine.architectures import Block, ModelInfo
 from specbench_ss.engine.costs import read_by_a_pass
 from specbench_ss.engine.decoder import DecodeState
-from specbench_ss.engine.forward import AnyPass
+from specbench_ss.engine.forward import ForwardPass
 from specbench_ss.engine.kv_cache import row_numbers
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree
@@ -199,7 +199,7 @@ class UNO(DrafterDecoder):
             return DraftTree.chain(state.root, logits.argmax(-1))
         return DraftTree.chain(state.root, draw(q, state.rng)[:, 0], q)
 
-    def _draft_pass(self, n: int, current: AnyPass, root: Tensor) -> tuple[Tensor]:
+    def _draft_pass(self, n: int, current: ForwardPass, root: Tensor) -> tuple[Tensor]:
         """Return logits [n, draft vocabulary] of the root's row and of n - 1 rows of noise."""
         positions = current.positions(row_numbers(root.device, 0, n))
         noise = noise_tokens(self.noise, positions[0, :1], root)[0]

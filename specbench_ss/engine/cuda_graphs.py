@@ -423,6 +423,7 @@ class CudaGraphRunner:
                 raise GraphCaptureError(self.failed_captures[kind])
             if key not in self.graphs or not self.graphs[key].checked:
                 with _capture_errors():
+                    self._check_aliasing(kind, values)
                     outputs = self._capture_or_check(key, make_inputs(), values, n, past)
                 if outputs is not None:
                     return outputs
@@ -434,6 +435,12 @@ class CudaGraphRunner:
         self.graphs.move_to_end(key)
         self.graphs[key].buffers.fill(*values)
         return self.graphs[key].replayed()
+
+    def _check_aliasing(self, kind: Hashable, values: Sequence[Any]) -> None:
+        """Raise ValueError for inputs in the memory of this kind's outputs, which a capture or a check overwrites."""
+        kept = {out.untyped_storage().data_ptr() for out in self.outputs.get(kind, ())}
+        if any(isinstance(x, Tensor) and x.untyped_storage().data_ptr() in kept for x in values):
+            raise ValueError("inputs that are outputs of this pass")
 
     def _capture_or_check(
         self, key: Hashable, inputs: GraphInputs, values: Sequence[Any], n: int, past: int | None

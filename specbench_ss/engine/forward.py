@@ -19,20 +19,17 @@ Rotary = Any  # result of `Target.rotary` for the layers: cos and sin, `generic_
 Layers = Callable[..., Tensor]  # (*inputs, cache, mask, rotary) -> [1, n, ..]
 
 
-class EagerPass:
-    """Eager forward pass.
+class ForwardPass:
+    """A pass of n query tokens behind the cached rows.
 
-    target: the `Target`. cache: the rows before it, or None. longest: largest position, on the host.
+    target: the `Target`. past: number of cached rows; on the host, or int64 [1] on the device. on_host: the function
+    may read values of tensors.
     """
 
-    def __init__(self, target: Any, cache: Any, longest: int) -> None:
-        self.target, self.cache, self.longest = target, cache, longest
-        self.past = 0 if cache is None else cache.get_seq_length()
-
-    @property
-    def is_prompt(self) -> bool:
-        """Return True if nothing is cached."""
-        return not self.past
+    target: Any
+    past: Any
+    on_host: bool
+    is_prompt = False  # True if nothing is cached
 
     def positions(self, depths: Tensor) -> Tensor:
         """Return the positions [1, n] of nodes of these depths [n]: how many tokens they are behind the cached ones."""
@@ -40,28 +37,30 @@ class EagerPass:
         return positions
 
     def mask(self, visible: Tensor, context: Context | None = None) -> Tensor | None:
-        """Return the additive mask of visible [q, m], m rows behind the cached ones; None if all is visible to one row.
+        """Return the additive mask of visible [q, m], m rows behind the cached ones; None if it would mask nothing.
 
         context: maps the number of cached rows and their positions [keys] to the visible ones, bool [q, keys]; None =
         all of them.
         """
-        if visible.shape == (1, 1) and context is None:
-            return None
-        past = self.past
-        if context is not None:
-            past, visible = 0, torch.cat((context(past, torch.arange(past, device=visible.device)), visible), 1)
-        mask: Tensor = self.target.block_mask(visible, past)
-        return mask
+        raise NotImplementedError
 
     def rotary(self, positions: Tensor) -> Rotary:
         """Return the position inputs of the target's layers at positions [1, n]."""
-        return self.target.rotary(positions, self.longest)
+        raise NotImplementedError
+
+    def rows(self, n: int, first: int = 0) -> Any:
+        """Return the cache for layers that write n rows; n and `first` as of `layers`."""
+        raise NotImplementedError
+
+    def commit(self, n: int) -> None:
+        """Keep the last n rows, so that the next ones follow."""
+        raise NotImplementedError
 
     def run(
         self, x: Tensor, lo: int, hi: int, mask: Tensor | None, rotary: Rotary, wanted: tuple[int, ...] = ()
     ) -> tuple[Tensor, ...]:
         """Run x [1, n, h] through the target's layers lo..hi-1; return the result and the inputs of wanted layers."""
-        out: tuple[Tensor, ...] = self.target.run(x, lo, hi, self.cache, mask, rotary, wanted)
+        out: tuple[Tensor, ...] = self.target.run(x, lo, hi, self.rows(x.shape[1]), mask, rotary, wanted)
         return out
 
     def layers(
@@ -80,18 +79,39 @@ class EagerPass:
             name: the only other thing that `layers` depends on.
             inputs: [1, n, ..] each.
             mask: additive [1, 1, n, keys]; None = causal for a prompt, else everything is visible.
-            rotary: cos, sin [1, 1 or n, head_dim].
+            rotary: cos, sin [1, 1 or n, head_dim], or None.
             first: where the rows begin behind the cached ones, if `commit` was called for those before them.
             pad: concurrent requests may differ in n.
         """
-        return layers(*inputs, self.cache, mask, rotary)
+        return layers(*inputs, self.rows(inputs[0].shape[1], first), mask, rotary)
+
+
+class EagerPass(ForwardPass):
+    """Eager forward pass. cache: KV cache, or None. longest: largest position, on the host."""
+
+    on_host = True
+
+    def __init__(self, target: Any, cache: Any, longest: int) -> None:
+        self.target, self.cache, self.longest = target, cache, longest
+        self.past = 0 if cache is None else cache.get_seq_length()
+        self.is_prompt = not self.past
+
+    def mask(self, visible: Tensor, context: Context | None = None) -> Tensor | None:
+        if visible.shape == (1, 1) and context is None:
+            return None
+        past = self.past
+        if context is not None:
+            past, visible = 0, torch.cat((context(past, torch.arange(past, device=visible.device)), visible), 1)
+        mask: Tensor = self.target.block_mask(visible, past)
+        return mask
+
+    def rotary(self, positions: Tensor) -> Rotary:
+        return self.target.rotary(positions, self.longest)
 
     def rows(self, n: int, first: int = 0) -> Any:
-        """Return the cache for layers that write n rows; n and `first` as of `layers`."""
         return self.cache
 
     def commit(self, n: int) -> None:
-        """Keep the last n rows, so that the next ones follow."""
         self.cache.commit(n)
 
 
@@ -131,50 +151,25 @@ class BatchPass(EagerPass):
         return run_together((id(self.target), name), joined, x, self.cache, mask, rotary, pad)[0]
 
 
-class GraphPass:
-    """A pass inside a CUDA graph, with the methods of `EagerPass`."""
+class GraphPass(ForwardPass):
+    """A pass inside a CUDA graph."""
 
-    is_prompt = False
+    on_host = False
 
-    def __init__(self, target: Any, within: StaticPass) -> None:
-        self.target, self.within = target, within
-
-    def positions(self, depths: Tensor) -> Tensor:
-        return (depths + self.within.past)[None]
+    def __init__(self, target: Any, static_pass: StaticPass) -> None:
+        self.target, self.static_pass, self.past = target, static_pass, static_pass.past
 
     def mask(self, visible: Tensor, context: Context | None = None) -> Tensor:
-        return self.within.mask(visible, self.target.dtype, context)
+        return self.static_pass.mask(visible, self.target.dtype, context)
 
     def rotary(self, positions: Tensor) -> Rotary:
-        """Return cos, sin [1, n, head_dim] at positions [1, n]. Each size of their table has its own graphs."""
-        return self.target.rotary(positions, 0)
-
-    def run(
-        self, x: Tensor, lo: int, hi: int, mask: Tensor | None, rotary: Rotary, wanted: tuple[int, ...] = ()
-    ) -> tuple[Tensor, ...]:
-        out: tuple[Tensor, ...] = self.target.run(x, lo, hi, self.rows(x.shape[1]), mask, rotary, wanted)
-        return out
-
-    def layers(
-        self,
-        name: Hashable,
-        layers: Layers,
-        inputs: Sequence[Tensor],
-        mask: Tensor | None,
-        rotary: Rotary,
-        first: int = 0,
-        pad: bool = True,
-    ) -> Tensor:
-        return layers(*inputs, self.rows(inputs[0].shape[1], first), mask, rotary)
+        return self.target.rotary(positions, 0)  # each size of their table has its own graphs
 
     def rows(self, n: int, first: int = 0) -> Any:
-        return self.within.rows(n, first)
+        return self.static_pass.rows(n, first)
 
     def commit(self, n: int) -> None:
-        """Do nothing: `first` of `layers` states where the next rows begin."""
-
-
-AnyPass = EagerPass | GraphPass
+        pass  # `first` of `layers` states where the next rows begin
 
 
 def among_drafted(visible: Tensor) -> Context | None:

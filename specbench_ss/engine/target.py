@@ -17,7 +17,7 @@ from torch import Tensor
 from specbench_ss.engine.architectures import ModelInfo, family_of, rotary_table
 from specbench_ss.engine.cuda_graphs import CudaGraphRunner, StaticPass
 from specbench_ss.engine.device_map import layer_devices, place_blocks, to_device
-from specbench_ss.engine.forward import AnyPass, EagerPass, GraphPass, Rotary
+from specbench_ss.engine.forward import EagerPass, ForwardPass, GraphPass, Rotary
 from specbench_ss.engine.generic_model import check_against_hf
 from specbench_ss.engine.kv_cache import BatchedKVCache, Cache, PrefixCache, RaggedTensor
 from specbench_ss.engine.layers.attention import NAME, set_attention
@@ -480,7 +480,7 @@ class Target(ModelInfo):
         self,
         wanted: tuple[int, ...],
         with_logits: bool,
-        current: AnyPass,
+        current: ForwardPass,
         tokens: Tensor,
         visible: Tensor | None = None,
         depths: Tensor | None = None,

@@ -29,7 +29,7 @@ from specbench_ss.engine.cuda_graphs import (
 )
 from specbench_ss.engine.decoder import Decoder, DecodeState, Generation, _members
 from specbench_ss.engine.engines import replay_draft, replay_steps, use_engine
-from specbench_ss.engine.forward import AnyPass
+from specbench_ss.engine.forward import ForwardPass
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.sampling import SamplingParams
@@ -114,6 +114,22 @@ def test_every_method_drafts_and_answers_as_before(
         assert any(map(of_a_drafter, passes.graphs)) == own or label in ("eq-3", "same-model"), label
         if name == "sd":
             assert decoder.draft.model.graphs.graphs, label  # type: ignore[attr-defined]
+
+
+@torch.inference_mode()
+def test_a_pass_over_its_own_outputs_is_run_eagerly() -> None:
+    """A capture or a check would overwrite its inputs."""
+    target, cache = tiny_target("llama", words=61), Cache(1, 600)
+    rows = torch.ones(1, 1, 8, 1)
+    cache.update(rows, rows, 0)
+    cache.commit(8)
+    target.graphs = CudaGraphRunner(warmed_up, (1,))
+    x = torch.ones(1, 1, 4)
+    for step in range(1, 6):
+        (x,) = target.run_pass(("again",), lambda _, x: (x + 1,), cache, (x,), rows=1)
+        assert x.flatten().tolist() == [step + 1.0] * 4
+        cache.commit(1)
+    assert [text for text in target.graphs.fallbacks if "inputs that are outputs" in text]
 
 
 def warmed_up(one: Pass) -> Pass:
@@ -382,7 +398,7 @@ def test_rows_of_a_pass_that_are_not_finite_stay_in_no_later_one() -> None:
     cache = prompted(target, 600)
     rows = torch.randn(1, 3, target.config.hidden_size)
 
-    def chain(current: AnyPass, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def chain(current: ForwardPass, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         places = torch.arange(x.shape[1])
         mask, rotary = current.mask(places[:, None] >= places), current.rotary(current.positions(places))
         return current.run(x, 0, target.n_layers, mask, rotary)
