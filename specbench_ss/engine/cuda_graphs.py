@@ -438,7 +438,7 @@ class CudaGraphRunner:
 
     def _check_aliasing(self, kind: Hashable, values: Sequence[Any]) -> None:
         """Raise ValueError for inputs in the memory of this kind's outputs, which a capture or a check overwrites."""
-        kept = {out.untyped_storage().data_ptr() for out in self.outputs.get(kind, ())}
+        kept = {out.untyped_storage().data_ptr() for out in self.outputs.get(kind, ())} - {0}  # 0: without memory
         if any(isinstance(x, Tensor) and x.untyped_storage().data_ptr() in kept for x in values):
             raise ValueError("inputs that are outputs of this pass")
 
