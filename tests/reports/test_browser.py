@@ -31,9 +31,8 @@ HARMS = (half_done, nothing_works, only_the_reference)
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of five methods, one of them with a hostile name, and hostile answers."""
-    path = fabricate(
-        tmp_path_factory.mktemp("browser") / "run", LABELS, questions=10, references={"ss-shared": "ss-shared-ar"}
-    )
+    folder = tmp_path_factory.mktemp("browser") / "run"
+    path = fabricate(folder, labels=LABELS, questions=10, references={"ss-shared": "ss-shared-ar"})
     run = read_run(path)
     for row in run.rows:
         row.text = LONG if row.question_id == "qa-1" else f"{EVIL} {row.question_id}"
