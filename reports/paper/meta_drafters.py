@@ -219,7 +219,7 @@ def hydra(target: Target, plus: bool) -> Overhead:
             prefix = Prefix(llama_layer(target))
         parameters += count(prefix)
         state, rotary = meta_state(target), _rotary(prefix.config.head_dim or 0, 1)
-        prefix_flops = flops(lambda: prefix(_states(target, 1), state.cache, [None], rotary))
+        prefix_flops = flops(lambda: prefix(_states(target, 1), state.cache, None, rotary))
 
     def drafting(choices: Sequence[Choice]) -> int:
         decoder, state = Hydra(target, HydraOptions(), heads, tree_of(choices)), meta_state(target)
