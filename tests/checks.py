@@ -3,9 +3,8 @@
 SSBENCH_THOROUGH=1, which CI sets, tries every architecture and shape. A method meets an architecture only through the
 target, whose passes other tests hold to transformers' own on all of them, so what breaks on one breaks in any case.
 If thorough, the first shape is therefore tested in all cases on two architectures, other ones for every method, and in
-two of each check on the others (in one of the check `together`); else to all cases on one. Every other shape, which may
-draft in its own way, is tested in all cases on an architecture of its own, and in two of each check on the model of
-seven words.
+two of each check on the others (in one of the check `together`); else in all cases on one. Every other shape, which may
+draft in its own way, is tested in two cases of each check, on an architecture of its own and the model of seven words.
 
 The statistical checks, whose hundreds of answers are made on the model of seven words alone, rest on the rule of
 acceptance, which is one, and on logits, which other checks hold to the model's own. Methods share the kinds of sampling
@@ -46,10 +45,10 @@ def checks(turn: int, thorough: bool = THOROUGH) -> tuple[Check, ...]:
     If thorough, see above which shape is tried in every case where, and answers of the check `long` have their length,
     where they else end earlier in three of four turns.
 
-    A shape is tried by one of the two statistical checks, or by both if thorough, with one kind of sampling.
-    The choice differs from shape to shape and from turn to turn. A shape whose candidates are not drawn, accepted by
-    the core's rule, is as exact as this rule and the logits are, which tests of the rule and other checks look at: of
-    such shapes the first is enough. If thorough, the other shapes are tested by both checks by every kind of sampling.
+    A shape is tried by one of the two statistical checks with one kind of sampling; if thorough, the first shape by
+    both, with every kind where it accepts by a rule of its own or draws its candidates. The choice differs from shape
+    to shape and from turn to turn. Other shapes whose candidates are not drawn, accepted by the core's rule, are as
+    exact as this rule and the logits are, which tests of the rule and other checks look at: they are left out.
     """
     return tuple((_thinned if check.name in STATISTICAL else _fewer)(check, turn, thorough) for check in CHECKS)
 
@@ -83,7 +82,7 @@ def _in_full(subject: Subject, turn: int, thorough: bool) -> bool:
     first, large = subject.number == 0, subject.target.n_layers == LARGE
     if not thorough:
         return first
-    return (not large or _architecture(subject) in two(turn)) if first else large
+    return first and (not large or _architecture(subject) in two(turn))
 
 
 def _architecture(subject: Subject) -> str:
@@ -99,8 +98,9 @@ def _number(subject: Subject) -> int:
 def _thinned(check: Check, turn: int, thorough: bool) -> Check:
     def cases(subject: Subject) -> Iterator[Case]:
         which = turn + subject.number + STATISTICAL.index(check.name)
-        own = (thorough or subject.number) and _of_its_own(subject)
-        if (which % 2 and not thorough) or (subject.number and not own):
+        in_full = thorough and not subject.number
+        own = (in_full or subject.number) and _of_its_own(subject)
+        if (which % 2 and not in_full) or (subject.number and not own):
             return
         sampled = list[Case]()
         for case in check.cases(subject):
@@ -108,7 +108,7 @@ def _thinned(check: Check, turn: int, thorough: bool) -> Check:
                 yield case
             else:
                 sampled.append(case)
-        yield from sampled if thorough and own else [sampled[which % len(sampled)]]
+        yield from sampled if in_full and own else [sampled[which % len(sampled)]]
 
     return replace(check, cases=cases)
 

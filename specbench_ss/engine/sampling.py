@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+import torch
 from annotated_types import Ge, Gt, Le, Lt
 from torch import Generator, Tensor
 
@@ -65,9 +66,12 @@ class SamplingParams(Bounded):
 def sample_categorical(p: Tensor, rng: Generator) -> Tensor:
     """Sample a token [.., 1] from each row of p [.., V], which need not be normalised.
 
-    Without a synchronisation: torch.multinomial has two. A row with NaN yields an arbitrary token.
+    By inversion of the cumulative distribution in float64, since float32 sums of a large vocabulary round. Without a
+    synchronisation: torch.multinomial has two. A row with NaN yields an arbitrary token.
     """
-    return exponential_race(p, rng).argmax(-1, keepdim=True)
+    mass = p.cumsum(-1, dtype=torch.float64)
+    u = torch.rand((*p.shape[:-1], 1), generator=rng, dtype=torch.float64, device=p.device)
+    return torch.searchsorted(mass, u * mass[..., -1:], right=True).clamp_max_(p.shape[-1] - 1)
 
 
 def exponential_race(p: Tensor, rng: Generator) -> Tensor:

@@ -71,14 +71,14 @@ class Seen:
 
     def __init__(self, decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
         self.drafted: list[list[int]] = []
-        self.kernel_summary: list[torch.Tensor] = []
+        self.outputs: list[torch.Tensor] = []
         forward = decoder.forward
 
         def watched(state: DecodeState, tree: DraftTree) -> Output:
             output = forward(state, tree)
             self.drafted.append(tree.tokens.tolist())
             parts = (output.logits, *output.hidden_states.values(), *([] if output.extra is None else [output.extra]))
-            self.kernel_summary += [part.clone().float() for part in parts]
+            self.outputs += [part.clone().float() for part in parts]
             return output
 
         with monkeypatch.context() as patch:
@@ -93,11 +93,11 @@ class Seen:
 def test_every_method_drafts_and_answers_as_before(
     name: str, replay: Replay, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every shape where what the host decided is frozen, as in a graph; the first one over the blocks of a real run."""
+    """Every second shape where what the host decided is frozen, as in a graph; the first over a real run's blocks."""
     monkeypatch.setattr(cuda_graphs, "BLOCK", block)
     target = tiny_target("llama", words=61)
     shapes = list(instances(name, target).items())
-    for label, make in shapes if replay is frozen else shapes[:1]:
+    for label, make in shapes[::2] if replay is frozen else shapes[:1]:
         decoder = make()
         decoder.target.graphs = None
         eager = Seen(decoder, monkeypatch)
@@ -106,7 +106,7 @@ def test_every_method_drafts_and_answers_as_before(
         decoder.target.drop_cache()
         static = Seen(decoder, monkeypatch)
         assert static.answers == eager.answers and static.drafted == eager.drafted, label
-        for one, other in zip(static.kernel_summary, eager.kernel_summary, strict=True):
+        for one, other in zip(static.outputs, eager.outputs, strict=True):
             torch.testing.assert_close(one, other, atol=2e-4, rtol=2e-4)
         passes = decoder.target.graphs
         assert set(passes.fallbacks) == DECLINED.get((name, label), set()), label

@@ -21,7 +21,7 @@ from specbench_ss.methods.ss.decode import SpeculativeStreaming
 from specbench_ss.options import MethodSpec
 from tests.checks import architectures, plain, statistical
 from tests.tiny import METHODS as SOME_METHODS
-from tests.tiny import THOROUGH, few, instances, tiny_model
+from tests.tiny import THOROUGH, few, instances, third, tiny_model
 
 METHODS = registry.names(registry.METHODS)
 # of the quick suite: each acceptance rule and kind of draft distribution
@@ -50,8 +50,8 @@ def test_every_method_passes_the_checks_where_steps_are_replayed(name: str, monk
     """As `--engine graph` makes them, but that each operator is called: no graph is needed for the buffers.
 
     The buffers are new here, not the method, and all of its shapes share them: the first one is tested in all cases of
-    every check, the others to two of each, even if thorough. Neighbouring methods have different architectures;
-    `tests/core/test_static_passes.py` holds all methods to eager drafts and answers on one of them.
+    every check, every third of the others in two of each, even if thorough. Neighbouring methods have different
+    architectures; `tests/core/test_static_passes.py` holds all methods to eager drafts and answers on one of them.
     """
 
     def replayed(*given: Any, **options: Any) -> Target:
@@ -64,7 +64,7 @@ def test_every_method_passes_the_checks_where_steps_are_replayed(name: str, monk
     monkeypatch.setattr(cuda_graphs, "BLOCK", 8)  # the checks' caches are small
     turn, own_model = METHODS.index(name), name in references_of([MethodSpec(name)])
     kind, checks = REPLAYED[turn % len(REPLAYED)], plain(turn, thorough=False)
-    check_decoder(partial(instances, name), architectures=(kind,), checks=checks, own_model=own_model)
+    check_decoder(partial(third, name), architectures=(kind,), checks=checks, own_model=own_model)
 
 
 @few(3)

@@ -28,7 +28,7 @@ from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.pld import PromptLookup
 from specbench_ss.models.tiny import ARCHITECTURES, WHOLE, tiny_model, tiny_tokenizer
 from tests.second_device import SECOND, second_device, send_layers
-from tests.tiny import METHODS, THOROUGH, few, instances
+from tests.tiny import METHODS, few, instances
 
 WORDS = 61
 PROMPT = [20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9]
@@ -60,13 +60,8 @@ def divided(kind: str, there: Sequence[int] = HALF) -> Target:
 
 
 def in_turn(*cases: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Return every method with one of the cases, in turn, or with all of them if thorough."""
-    return [
-        (name, *case)
-        for turn, name in enumerate(METHODS)
-        for number, case in enumerate(cases)
-        if THOROUGH or number == turn % len(cases)
-    ]
+    """Return every method with one of the cases, in turn."""
+    return [(name, *cases[turn % len(cases)]) for turn, name in enumerate(METHODS)]
 
 
 def whole(kind: str) -> Target:
@@ -82,7 +77,7 @@ def answer(decoder: Decoder, sampling: SamplingParams = GREEDY) -> tuple[list[in
 @pytest.mark.usefixtures("second")
 @pytest.mark.parametrize(("name", "there", "sampling"), in_turn((HALF, SAMPLED), (EVERY, GREEDY)))
 def test_division_changes_no_token(name: str, there: Sequence[int], sampling: SamplingParams) -> None:
-    """Every shape by both divisions and by both ways to accept, the first one by each of the four pairs.
+    """Every shape by one division and one way to accept, by turns of the methods; the first shape by both ways.
 
     Which layers lie there is the passes' business; how tokens are chosen comes after them, on one device.
     """
