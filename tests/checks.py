@@ -46,9 +46,9 @@ def checks(turn: int, thorough: bool = THOROUGH) -> tuple[Check, ...]:
     where they else end earlier in three of four turns.
 
     A shape is tried by one of the two statistical checks with one kind of sampling; if thorough, the first shape by
-    both, with every kind where it accepts by a rule of its own or draws its candidates. The choice differs from shape
-    to shape and from turn to turn. Other shapes whose candidates are not drawn, accepted by the core's rule, are as
-    exact as this rule and the logits are, which tests of the rule and other checks look at: they are left out.
+    both, with half of the kinds each where it accepts by a rule of its own or draws its candidates. The choice differs
+    from shape to shape and from turn to turn. Other shapes whose candidates are not drawn, accepted by the core's rule,
+    are as exact as this rule and the logits are, which other tests look at: they are left out.
     """
     return tuple((_thinned if check.name in STATISTICAL else _fewer)(check, turn, thorough) for check in CHECKS)
 
@@ -108,7 +108,10 @@ def _thinned(check: Check, turn: int, thorough: bool) -> Check:
                 yield case
             else:
                 sampled.append(case)
-        yield from sampled if in_full and own else [sampled[which % len(sampled)]]
+        if in_full and own and len(sampled) > 2:  # on the model of seven words
+            yield from sampled[which % 2 :: 2]
+        else:
+            yield from sampled[which % max(1, len(sampled)) :][:1]
 
     return replace(check, cases=cases)
 
