@@ -79,20 +79,25 @@ torch_kernels = pytest.fixture(_without_native_kernels, name="torch_kernels")
 torch_kernels_in_module = pytest.fixture(_without_native_kernels, scope="module", name="torch_kernels_in_module")
 
 
-@pytest.fixture(autouse=True)
-def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that ends gives all objects back to the collector, which takes the next one a third of a second."""
-    monkeypatch.setattr(gc, "unfreeze", lambda: None)
+@pytest.fixture(autouse=True, scope="session")
+def everywhere() -> Iterator[None]:
+    """Spare all tests what costs time, or differs from machine to machine.
 
-
-@pytest.fixture(autouse=True)
-def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for no disk, for which a fabricated run would wait a hundred times; a descriptor must be an open one."""
+    A run that ends gives all objects back to the collector, which takes the next one a third of a second. A disk that
+    is waited for costs a fabricated run a hundred waits; a descriptor must be an open one. The load is that of the
+    other tests, and would be observed for half a second. Tables are as wide as where nobody states how wide a terminal
+    is: xdist shows its processes.
+    """
 
     def fsync(descriptor: int) -> None:
         os.fstat(descriptor)
 
-    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "unfreeze", lambda: None)
+        patch.setattr(os, "fsync", fsync)
+        patch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+        patch.delenv("COLUMNS", raising=False)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -111,18 +116,6 @@ def few_checks(monkeypatch: pytest.MonkeyPatch) -> tuple[Check, ...]:
     few = tuple(check for check in kit.CHECKS if check.name in ("draft", "rows", "greedy", "description"))
     monkeypatch.setattr(kit.CheckRunner.results, "__defaults__", (few,))
     return few
-
-
-@pytest.fixture(autouse=True)
-def no_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables are as wide as where nobody states how wide a terminal is: xdist shows its processes."""
-    monkeypatch.delenv("COLUMNS", raising=False)
-
-
-@pytest.fixture(autouse=True)
-def idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Report no load: a run would observe that of the other tests for half a second."""
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
 
 
 @pytest.fixture(autouse=True)
