@@ -140,7 +140,7 @@ def test_drafts_are_what_the_description_states(name: str, temperature: float, s
     options = DFlashOptions(weights=folder(tmp_path / "d", weights, config), sample="on", block_size=size)
     Watching.check(options, target)
     decoder: Any = Watching.load(target, options)
-    generate(decoder, PROMPT, StopParams(5), SamplingParams(temperature))
+    generate(decoder, PROMPT, StopParams(9), SamplingParams(temperature))
     about = config | config.get("dflash_config", {})
     first = 0 if about.get("shift_label") or about.get("sample_from_anchor") else 1
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
