@@ -17,7 +17,7 @@ from typing import Annotated as Col
 from typing import Any
 
 import numpy as np
-from scipy.special import gammaln, logsumexp
+from scipy.special import gammaln
 
 from specbench_ss.user_files import Count, NonNegative
 
@@ -134,4 +134,4 @@ def _histogram(counts: Sequence[int]) -> float:
 
 
 def _log_mean(logs: Sequence[float]) -> float:
-    return float(logsumexp(logs)) - math.log(len(logs))
+    return float(np.logaddexp.reduce(logs)) - math.log(len(logs))
