@@ -160,7 +160,7 @@ def paired(values: pd.DataFrame, method: str, first: int = 1) -> Pairs[SampleRec
 
 
 def _records(values: pd.DataFrame, first: int) -> list[SampleRecord]:
-    rows = []
+    rows: list[SampleRecord] = []
     for line in values.to_dict("records"):
         key = (line["question_id"], line.get("turn", 0), line["method"], 0)
         row = SampleRecord(*key, line.get("task", ""), len(rows), 0, 0, "", "", "ok")
