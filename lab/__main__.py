@@ -1,4 +1,4 @@
-"""The command line of the lab: `python -m lab train|text|freeze`, in a checkout."""
+"""The command line of the lab: `python -m lab train|text|freeze|results`, in a checkout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specbench_ss.storage import writing
 from specbench_ss.suite import Question
 from specbench_ss.suites.base import LAB_QUESTIONS, LAB_SIZES
 
-app = typer.Typer(help="Train ssbench's own small models again, and write the text of their generators.")
+app = typer.Typer(help="Train ssbench's own small models again, write their generators' text, and tables of results.")
 Out = Annotated[Path, typer.Option(help="Folder to write to.", file_okay=False)]
 Size = Annotated[Literal["s", "m"], typer.Option(help="Base model: s is the one that ships, m a larger one for a GPU.")]
 Stages = Annotated[str, typer.Option(metavar="A,B", help="Train these stages alone. Default: all of them.")]
@@ -60,6 +60,20 @@ def freeze(out: Out = LAB_QUESTIONS) -> None:
     for split in ("eval", "calibration"):
         lines = "".join(json.dumps(_row(question), ensure_ascii=False) + "\n" for question in frozen(split))
         (out / f"questions-{split}.jsonl.xz").write_bytes(lzma.compress(lines.encode(), preset=9 | lzma.PRESET_EXTREME))
+
+
+@app.command()
+def results(
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a page differs.")] = False,
+) -> None:
+    """Write the tables of docs/results from the CSV files of that folder."""
+    from lab.results import FOLDER, rewrite  # loads pandas, which the other commands do not need
+
+    changed = [page.name for page in rewrite(FOLDER, check)]
+    if check and changed:
+        raise UserError(f"tables differ from their CSV files in {', '.join(changed)}: run python -m lab results")
+    for name in changed:
+        print(name)
 
 
 def frozen(split: str) -> list[Question]:

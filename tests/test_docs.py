@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from lab.results import FOLDER, rewrite
 from specbench_ss import registry
 from specbench_ss.cli import commands
+from specbench_ss.errors import UserError
 from specbench_ss.options import MethodSpec, split_methods
 
 ROOT = Path(__file__).parents[1]
@@ -106,3 +109,35 @@ def test_an_option_that_does_not_exist_is_found() -> None:
         parse(["run", "--no-such", "1"])
     with pytest.raises(AssertionError):
         check_methods("ss[no_such=1]")
+
+
+def test_tables_of_results_have_the_values_of_their_files() -> None:
+    """Otherwise run `python -m lab results`."""
+    assert not rewrite(FOLDER, check=True)
+
+
+def test_a_table_with_another_value_is_found_and_written_again(tmp_path: Path) -> None:
+    name, source = "gpu.md", "gpu-roofline.jsonl.gz"
+    text = (FOLDER / name).read_text(encoding="utf-8").partition("gpu-qwen0.5b.csv.bz2 -->")
+    page, rest = tmp_path / name, text[2]
+    shutil.copy(FOLDER / source, tmp_path)
+    page.write_text(rest.replace("|1.36|1.11|", "|1.35|1.11|"), encoding="utf-8")
+    assert rewrite(tmp_path, check=True) == [page]
+    assert page.read_text(encoding="utf-8") != rest
+    rewrite(tmp_path, check=False)
+    assert page.read_text(encoding="utf-8") == rest
+
+
+@pytest.mark.parametrize(
+    ("row", "source", "keyword"),
+    [
+        ("|`medusa`|1|", "no-such.csv", "not there"),
+        ("|`no-such`|1|", "all-methods.csv", "no values"),
+        ("|`sd`|1|2|", "all-methods.csv", "no values"),
+    ],
+)
+def test_a_table_without_values_is_refused(tmp_path: Path, row: str, source: str, keyword: str) -> None:
+    shutil.copy(FOLDER / "all-methods.csv", tmp_path)
+    (tmp_path / "page.md").write_text(f"<!-- values: {source} -->\n\n|method|τ|\n|---|---|\n{row}\n", encoding="utf-8")
+    with pytest.raises(UserError, match=keyword):
+        rewrite(tmp_path, check=True)

@@ -1,4 +1,4 @@
-"""Sessions of a run: fresh processes, one after the other, each with all repeats. docs/design/sessions.md."""
+"""Sessions of a run: fresh processes, one after the other, each with all repeats."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_every_name_is_there_and_has_its_place_in_the_page() -> None:
 
 
 def test_every_hook_of_a_decoder_has_its_place_in_the_page() -> None:
-    documented = set(re.findall(r"`(\w+)(?:\([^`]*\))?`", " ".join(re.findall(r"^\| (`.*?) \| ", DOCS, re.M))))
+    documented = set(re.findall(r"`(\w+)(?:\([^`]*\))?`", " ".join(re.findall(r"^\|(`.*?)\|", DOCS, re.M))))
     hooks = {name for name in vars(Decoder) if not name.startswith("_")} | {"name", "summary"}
     assert not hooks - documented
 
