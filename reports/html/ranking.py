@@ -17,7 +17,7 @@ from specbench_ss.results.ranking import RankRange
 from specbench_ss.results.summary import SummaryRow, failing
 from specbench_ss.results.table import ranking_columns
 from specbench_ss.results.text import MISSING, format_number, format_speedup
-from specbench_ss.runs.config import verification_text
+from specbench_ss.runs.config import decoding_notes
 
 Tag = tuple[str, str]  # text; 'good', 'flat', 'note' or 'bad'
 QUALITY: dict[str, Tag] = {
@@ -189,7 +189,7 @@ def budgets_table(view: View, found: Sequence[Budget]) -> Table:
             numeric=False,
         ),
     ]
-    notes = tuple(filter(None, (verification_text(view.run.manifest["config"]),)))
+    notes = tuple(decoding_notes(view.run.manifest["config"]))
     return Table.of("budgets", columns, found, "Settings and training budget", notes=notes)
 
 

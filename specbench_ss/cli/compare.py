@@ -19,6 +19,7 @@ from specbench_ss.results.compare import (
     OTHER_MACHINE,
     OTHER_THREADS,
     ComparedRow,
+    Limit,
     RunComparison,
     as_record,
     broken,
@@ -26,6 +27,7 @@ from specbench_ss.results.compare import (
     judged,
     not_judged,
     read_limits,
+    undecided,
 )
 from specbench_ss.results.comparison_text import NAMES, change_columns, comparison_finding, interval_text
 from specbench_ss.results.ranking import NO_MEAN
@@ -76,21 +78,25 @@ def command(
     rows = [row for row in made.rows if row.task == OVERALL]
     if unknown := not_judged(rows, limits):
         print(f"ssbench: --fail-on: not judged: {'; '.join(unknown)}", file=sys.stderr)
-    why = [
-        f"{limit.metric} of {row.method} changed by {interval_text(limit.metric, row.changes[limit.metric])} "
-        f"({limit.text})"
-        for row, limit in broken(rows, limits)
-    ]
-    why += made.regressions if limits else []
+    why = [_changed(*pair) for pair in broken(rows, limits)] + (made.regressions if limits else [])
+    doubts = [_changed(*pair) for pair in undecided(rows, limits)]
     known = (judged(limit.metric, row) and row.changes[limit.metric].interval for row in rows for limit in limits)
     if any(known) and not why:
         which = "judged method" if unknown else "method"
         stated = ", ".join(limit.text for limit in limits)
         others = f"; not compared: {', '.join(made.uncompared)}" if made.uncompared else ""
         print(f"ssbench: --fail-on: {stated}: no {which} has a whole 95% CI below a limit{others}", file=sys.stderr)
+    if doubts:
+        stated = f"{'; '.join(doubts)}: on both sides of the limit; more questions or repeats narrow the interval"
+        print(f"ssbench: --fail-on: undecided: {stated}", file=sys.stderr)
     if why:
         print(f"ssbench: --fail-on: {'; '.join(why)}", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def _changed(row: ComparedRow, limit: Limit) -> str:
+    change = interval_text(limit.metric, row.changes[limit.metric])
+    return f"{limit.metric} of {row.method} changed by {change} ({limit.text})"
 
 
 def print_comparison(made: RunComparison, console: Console, verbose: bool = False) -> None:

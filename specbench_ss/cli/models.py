@@ -25,7 +25,7 @@ from specbench_ss.models.catalog import fetchable, fetchable_model
 from specbench_ss.models.fetch import fetch as fetch_model
 from specbench_ss.models.load import check_template, load_model_info, load_target
 from specbench_ss.models.published_drafters import published_drafters, with_published_drafter
-from specbench_ss.models.resolve import available
+from specbench_ss.models.resolve import available, is_offline
 from specbench_ss.options import MethodSpec
 from specbench_ss.registry import ALL
 from specbench_ss.runs.run_options import RunOptions
@@ -120,7 +120,7 @@ def check(
 ) -> int:
     """Check whether a model supports a method, before any weights are loaded.
 
-    For hub ids only headers and small files are downloaded.
+    For hub ids only headers and small files are downloaded; offline, the hub's cache is read.
     """
     spec = _one_method(method, set or [])
     spec, note = with_published_drafter(spec, model)
@@ -135,8 +135,8 @@ def check(
     except UserError as error:
         print(f"template {error}; use --chat-template vicuna, llama-2, plain or a file")
     weights = str(getattr(options, "weights", "") or "")
+    kind.check(options, info)  # of a hub id the options alone
     if not weights or Path(weights).exists() or "/" not in weights:
-        kind.check(options, info)
         return _works(kind, options, info)
     return _from_hub(kind, options, weights, info)
 
@@ -185,10 +185,12 @@ def _check_exportable(kind: type[Decoder]) -> None:
 
 
 def _from_hub(kind: type[Decoder], options: Any, weights: str, info: ModelInfo) -> int:
-    """Check the method with the metadata of the drafter's hub repository."""
-    from specbench_ss.models.checkpoint import fetch
+    """Check the method with the metadata of the drafter's hub repository, or offline with its cached files."""
+    from specbench_ss.models.checkpoint import drafter_folder, fetch
 
-    kind.check(options, info)  # rejects invalid hub ids and options
+    if is_offline(weights):
+        kind.check(replace(options, weights=str(drafter_folder(weights, kind.name, info))), info)
+        return _works(kind, options, info)
     with TemporaryDirectory() as temporary:
         folder = str(Path(temporary, f"models--{weights.replace('/', '--')}"))  # folder name in the hub's cache
         metadata = fetch(weights, Path(folder))

@@ -42,7 +42,7 @@ from specbench_ss.results.ranking import (
 from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.table import LOADS, Column, legend, level_columns, ranking_columns
 from specbench_ss.results.text import MISSING, cut, first_lines, format_number, format_speedup, interval, pluralize
-from specbench_ss.runs.config import verification_text
+from specbench_ss.runs.config import decoding_notes
 from specbench_ss.runs.records import Run
 from specbench_ss.stats.intervals import FEWEST
 from specbench_ss.stats.pairs import Pairs
@@ -116,8 +116,7 @@ def print_verbose(results: Results, console: Console) -> None:
     """Print the finding, tables by task and over all tasks, notes, and all checks with their details."""
     widen(console)
     print_answer(results, console)
-    rule = verification_text(results.config)
-    for line in (*([rule] if rule else []), *machine_lines(results.machine_rows, results.manifest)):
+    for line in (*decoding_notes(results.config), *machine_lines(results.machine_rows, results.manifest)):
         print_text(console, line)
     config, rows, n_repeats = results.config, results.rows, int(results.config["repeats"])
     repeats = f", {n_repeats} repeats" if n_repeats > 1 else ""

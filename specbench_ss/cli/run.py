@@ -12,6 +12,7 @@ from specbench_ss.bench.sessions import run_sessions
 from specbench_ss.cli import run_output
 from specbench_ss.cli.run_both import run_both
 from specbench_ss.cli.shared import interrupted, read, take_options, to_go_on
+from specbench_ss.errors import UserError
 from specbench_ss.redaction import redacted_words
 from specbench_ss.runs.run_options import FILE, RunOptions, given_options
 from specbench_ss.user_files import mapping, read_bytes
@@ -20,6 +21,8 @@ from specbench_ss.user_files import mapping, read_bytes
 def command(ctx: typer.Context, **given: Any) -> None:
     """Compare the speed of methods on the prompts of a suite, with AR decoding as the baseline."""
     options = RunOptions(**_with_file(ctx, given))
+    if options.dry_run and options.json:
+        raise UserError("--dry-run prints its plan as text: leave out --json")
     read(options.fail_on)
     if options.has_both:
         run_both(options, _form(options))

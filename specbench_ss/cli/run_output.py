@@ -39,7 +39,7 @@ from specbench_ss.models.checkpoint import advice_text
 from specbench_ss.options import option_values, value_text
 from specbench_ss.results.analysis import Results, load_run
 from specbench_ss.results.text import format_number, parameters, pluralize
-from specbench_ss.runs.config import OutputOptions, RunConfig, decoding, verification_text
+from specbench_ss.runs.config import OutputOptions, RunConfig, decoding, decoding_notes
 from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.stats.pairs import mean_acceptance_length
 from specbench_ss.suite import SuiteData
@@ -190,7 +190,7 @@ def describe(
         ("size", _size(data) + (f", {config.repeats} repeats" if config.repeats > 1 else "")),
         *(("note", note) for note in notes),
         ("decoding", decoding_text(config, data)),
-        *([("note", rule)] if (rule := verification_text(config.as_dict())) else []),
+        *(("note", note) for note in decoding_notes(config.as_dict())),
         *([("at a time", ", ".join(map(str, (1, *config.concurrency))))] if config.concurrency else []),
         *([("rates", ", ".join(str(load) for load in config.loads if load.rate))] if config.rate else []),
         ("samples", str(plan.samples * (1 + len(config.loads)) * where.sessions)),
@@ -339,8 +339,7 @@ def _head(ready: AnyReady) -> Iterator[str]:
         yield f"[bold]{pluralize(len(ready.plan.config.endpoints), 'server')}[/] on [bold]{data.name}[/] {prompts}"
         return
 
-    if rule := verification_text(config.as_dict()):
-        yield rule
+    yield from decoding_notes(config.as_dict())
     for note in ready.notes if isinstance(ready, measuring.PreparedRun) else ():
         yield f"[yellow]warning:[/] {escape(note)}"
     if own := settings_note(ready.run_dir.manifest["model"].get("generation_config", {})):

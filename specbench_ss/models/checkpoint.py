@@ -261,7 +261,7 @@ def weights_in(path: Path, method: str, names: Sequence[str] = ()) -> Path:
 
 
 def _from_hub(name: str, method: str) -> Path:
-    """Return the local folder of a hub repository; download it if necessary."""
+    """Return the local folder of a hub repository; download it if necessary and possible."""
     check_reachable(name)
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
@@ -439,7 +439,7 @@ def fetch(repo: str, folder: Path) -> RepoMetadata:
             elif name.endswith(".safetensors"):
                 write_header(folder / name, api.parse_safetensors_file_metadata(repo, name))
     except Exception as error:  # no repository, no network, a damaged header: many classes
-        raise UserError(f"the hub does not have {repo!r}: {first_line(error)}") from error
+        raise UserError(f"the hub has no readable {repo!r}: {first_line(error)}") from error
     return RepoMetadata(folder, weights, tuple(name for name in weights if name.endswith(PICKLES)))
 
 

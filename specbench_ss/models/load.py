@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub import try_to_load_from_cache
+from huggingface_hub import constants, try_to_load_from_cache
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, GenerationConfig
 from transformers.utils import logging
 
@@ -381,6 +381,8 @@ def _load_error(source: str, error: BaseException) -> UserError:
         return UserError(f"cannot load model {source!r}: its weights have more than tensors and may run code")
     stated = isinstance(error, (OSError, ValueError, RuntimeError, ImportError))
     reason = "" if stated else "; a value in its files is 0 or of another kind than transformers expects"
+    if constants.HF_HUB_OFFLINE and find_folder(source) is None:
+        reason = "; HF_HUB_OFFLINE is set: only models in the hub's cache can be loaded"
     return UserError(f"cannot load model {source!r}: {first_line(error)}{reason}")
 
 

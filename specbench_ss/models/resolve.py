@@ -44,6 +44,12 @@ def check_reachable(repo: str) -> None:
         constants.HF_HUB_OFFLINE = True
 
 
+def is_offline(repo: str) -> bool:
+    """Return True if repositories are read from the hub's cache alone. Raises UserError as `check_reachable`."""
+    check_reachable(repo)
+    return constants.HF_HUB_OFFLINE
+
+
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 WHOLE = ("model.safetensors", "pytorch_model.bin")
 

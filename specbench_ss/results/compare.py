@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Annotated as Col
 from typing import Any
@@ -573,8 +574,21 @@ def _read(part: str) -> Limit:
 
 def broken(rows: Iterable[ComparedRow], limits: Sequence[Limit]) -> list[tuple[ComparedRow, Limit]]:
     """Return the rows whose whole interval lies below a limit, with that limit."""
-    of = ((row, limit, row.changes[limit.metric].interval) for row in rows for limit in limits)
-    return [(row, one) for row, one, around in of if judged(one.metric, row) and around and around[1] < one.value]
+    return [(row, one) for row, one, around in _with_intervals(rows, limits) if around[1] < one.value]
+
+
+def undecided(rows: Iterable[ComparedRow], limits: Sequence[Limit]) -> list[tuple[ComparedRow, Limit]]:
+    """Return the rows whose interval reaches below a limit and above it, with that limit."""
+    return [(row, one) for row, one, around in _with_intervals(rows, limits) if around[0] < one.value <= around[1]]
+
+
+def _with_intervals(
+    rows: Iterable[ComparedRow], limits: Sequence[Limit]
+) -> Iterator[tuple[ComparedRow, Limit, tuple[float, float]]]:
+    for row, limit in product(rows, limits):
+        around = row.changes[limit.metric].interval
+        if around and judged(limit.metric, row):
+            yield row, limit, around
 
 
 def judged(metric: str, row: ComparedRow) -> bool:

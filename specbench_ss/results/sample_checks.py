@@ -294,7 +294,7 @@ def unfinished(run: Run) -> str:
 def check_samples(run: Run, purpose: str) -> None:
     """Raise UserError for a run without a sample. purpose: a verb, as in 'nothing to report'."""
     if not run.rows:
-        cut = f"; {STEPS} lacks their steps" if run.without_steps else ""
+        cut = f"; {STEPS} lacks their steps: restore it, or measure again with --resume" if run.without_steps else ""
         raise UserError(f"nothing to {purpose}: {run.path} has none of the run's {run.samples:,} samples{cut}")
 
 

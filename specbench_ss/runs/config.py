@@ -198,10 +198,15 @@ def decoding(config: Mapping[str, Any]) -> str:
     return ", ".join([*parts, *([f"stop at {' or '.join(stops)}"] if stops else [])])
 
 
-def verification_text(config: Mapping[str, Any]) -> str:
-    """Return the effect of a verification rule that is not the default; '' for token by token."""
-    if config.get("verification", TOKEN) == TOKEN:
-        return ""
-    if not config["temperature"]:
-        return "verification: block, which changes nothing at temperature 0"
-    return "verification: block, for chains sampled by the drafter; trees and deterministic drafts token by token"
+def decoding_notes(config: Mapping[str, Any]) -> list[str]:
+    """Return sentences on a verification rule that is not the default, and on settings without effect."""
+    greedy, block = not config["temperature"], config.get("verification", TOKEN) == BLOCK
+    notes = []
+    if greedy and (config["top_p"] < 1 or config["top_k"]):
+        notes.append("top-p and top-k change nothing at temperature 0")
+    if block and greedy:
+        notes.append("verification: block, which changes nothing at temperature 0")
+    elif block:
+        others = "trees and deterministic drafts token by token"
+        notes.append(f"verification: block, for chains sampled by the drafter; {others}")
+    return notes

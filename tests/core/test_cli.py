@@ -57,6 +57,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         (["report", "tests"], "is not a run directory"),
         (["suites", "fetch", "specbnch"], "did you mean specbench?"),
         (["suites", "show", "README.md"], "use --suite jsonl:README.md"),
+        (["run", "--methods", "pld", "--dry-run", "--json"], "leave out --json"),
         (["methods", "pdl"], "did you mean pld?"),
     ],
 )

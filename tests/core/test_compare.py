@@ -83,8 +83,10 @@ def test_a_method_that_became_slower_is_found_and_no_other(
         assert main(["compare", str(a), str(b), "--fail-on", limit]) == 0
     low, high = rows["ss"].changes["speedup"].interval or (0.0, 0.0)
     for limit, code in (((low + high) / 2, 0), (high + 0.001, 1)):  # the whole interval must lie below it
+        capsys.readouterr()
         assert main(["compare", str(a), str(b), "--fail-on", f"speedup<{limit:.4f}"]) == code
-    capsys.readouterr()
+        undecided = "--fail-on: undecided: speedup of ss changed by" in capsys.readouterr().err
+        assert undecided == (limit < high)
     assert main(["compare", str(b), str(a), *TOO_SLOW]) == 0  # a gain is no regression
     assert capsys.readouterr().err == "ssbench: --fail-on: speedup<-5%: no method has a whole 95% CI below a limit\n"
     with_another = make_run(labels=("ar", "ss", "medusa", "sd"))

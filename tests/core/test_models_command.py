@@ -164,4 +164,4 @@ def test_a_repository_that_is_not_there(hub: Path, capsys: pytest.CaptureFixture
     hub.mkdir()
     code, _, err = ssbench(capsys, "models", "check", "lab", "medusa[weights=someone/nothing]")
     assert code == 2
-    assert "the hub does not have 'someone/nothing'" in err
+    assert "the hub has no readable 'someone/nothing'" in err

@@ -400,3 +400,10 @@ def test_block_verification_is_shown_with_its_effect(make_run: MakeRun, temperat
     assert shown() == (0, 0)
     run.manifest["config"]["verification"] = "block"
     assert shown() == (1, 1)
+
+
+@pytest.mark.parametrize(("temperature", "stated"), [(0.0, 1), (1.0, 0)])
+def test_filters_without_effect_are_named(make_run: MakeRun, temperature: float, stated: int) -> None:
+    run = read_run(make_run(labels=("ar", "ss"), temperature=temperature))
+    run.manifest["config"]["top_p"] = 0.9
+    assert sum("top-p and top-k change nothing" in line for line in reported(run)) == stated

@@ -119,6 +119,9 @@ def test_a_run_from_a_mirror_folder_needs_no_option(
     assert code == 0 and f"using {found.drafter} ({found.page})" in reported, reported
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["methods"][1]["label"] == f"eagle3[weights={found.drafter}]" and manifest["status"] == "complete"
+    assert main(["models", "check", TARGET, "eagle3", "--chat-template", "plain"]) == 0
+    assert f"works: eagle3 on {TARGET}" in capsys.readouterr().out
     shutil.rmtree(cache / f"models--{found.drafter.replace('/', '--')}")
-    assert main([*command[:-1], str(tmp_path / "again")]) == 2
-    assert f"ssbench: eagle3: no file or folder {found.drafter!r}" in capsys.readouterr().err
+    for again in ([*command[:-1], str(tmp_path / "again")], ["models", "check", TARGET, "eagle3"]):
+        assert main(again) == 2
+        assert f"ssbench: eagle3: no file or folder {found.drafter!r}" in capsys.readouterr().err
