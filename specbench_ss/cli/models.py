@@ -103,6 +103,8 @@ def drafters(
         print(target)
         for one in of_target:
             print(f"  {one.method:<8} {one.drafter}  ({', '.join(filter(None, (one.layout, one.licence, one.page)))})")
+    if found:  # among them drafters of models that this package cannot load
+        print("next: ssbench models check TARGET METHOD, which states whether a pair works here")
 
 
 @app.command()
