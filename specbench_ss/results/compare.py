@@ -473,8 +473,10 @@ def _quality(own: Sequence[Rows]) -> Change:
 
 def _by_question(values: Sequence[tuple[SampleRecord, float, float]]) -> Floats:
     """Return the sums of two values over the samples of each question: [questions, 2]."""
-    sums = pd.DataFrame([(row.question_id, x, y) for row, x, y in values], columns=["question", "x", "y"])
-    return np.asarray(sums.groupby("question", sort=False).sum(), dtype=np.float64)
+    sums = dict[str, Floats]()
+    for row, *both in values:
+        sums[row.question_id] = sums.get(row.question_id, 0.0) + np.array(both)
+    return np.array([*sums.values()]).reshape(-1, 2)
 
 
 def _tasks(rows: Rows) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import zip_longest
+from itertools import repeat, zip_longest
 from typing import Annotated as Col
 from typing import Any
 
@@ -50,10 +50,11 @@ def latencies(rows: Sequence[SampleRecord]) -> dict[str, Any]:
         "tpot": [time for row in rows if (time := row.tpot_s) is not None],
         "latency": [row.wall_s for row in rows if row.wall_s is not None],
     }
+    shares = [*QUANTILES.values()]
     return {
-        f"{name}_s_{quantile}": float(np.quantile(of, share)) if of else None
+        f"{name}_s_{quantile}": value
         for name, of in times.items()
-        for quantile, share in QUANTILES.items()
+        for quantile, value in zip(QUANTILES, np.quantile(of, shares).tolist() if of else repeat(None), strict=False)
     }
 
 
