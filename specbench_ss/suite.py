@@ -7,6 +7,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -93,7 +94,7 @@ class SuiteRequest:
     columns: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SuiteData:
     """A suite as it was loaded: the questions that were asked for, in order."""
 
@@ -103,7 +104,7 @@ class SuiteData:
     max_new_tokens: int = 256
     notes: tuple[str, ...] = field(default=())
 
-    @property
+    @cached_property
     def content_hash(self) -> str:
         """Return a sha256 over the questions in order. Every row of a run records it."""
         text = json.dumps([q.content() for q in self.questions], sort_keys=True, ensure_ascii=False)
