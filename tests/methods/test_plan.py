@@ -50,7 +50,7 @@ def test_a_profile_gives_speedups_of_its_kind_alone(tmp_path: Path, capsys: pyte
     assert {n: row["profile_tau"] for n, row in predicted.items()} == {1: 1.75, 2: 2.25, 3: 2.5}
     assert all(row["profile_speedup"] == row["profile_tau"] / row["ratio"] for row in predicted.values())
     assert main([*SMALL, "--nodes", "2", "--profile", str(tmp_path / "p.json")]) == 0
-    assert "expected of medusa: " in capsys.readouterr().out
+    assert "expected of medusa, batch size 1, 16 tokens of context: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,284 @@
+"""Predictions of `ssbench plan` for the methods of a finished run, and their errors.
+
+Predicted speedup while decoding: τ of the run / step in steps of `ar`, measured now with forced acceptance. A step is
+measured with the method itself and, where there is one, with the untrained kind of drafter that stands for it. Where
+the number of draft tokens varies, steps are measured at means of equal parts of the run's steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specbench_ss import registry
+from specbench_ss.bench.timed_sample import memory_given_back
+from specbench_ss.engine.decoder import Decoder
+from specbench_ss.engine.sampling import SamplingParams
+from specbench_ss.engine.target import Target
+from specbench_ss.errors import UserError, plugin_code
+from specbench_ss.methods._plan.command import KIND_OF, LEAST_CONTEXT
+from specbench_ss.methods._plan.step_cost import KEPT, SD, WARMUP, StepCost, step_cost, untrained
+from specbench_ss.models.load import load_target
+from specbench_ss.options import MethodSpec
+from specbench_ss.results.analysis import Results, load_run
+from specbench_ss.results.cost_model import PairedCost
+from specbench_ss.runs.manifest import plain
+from specbench_ss.runs.records import Run
+
+GROUPS = 4  # parts of a run's steps whose numbers of draft tokens are measured, where they vary
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One method of the run.
+
+    tau, nodes: of the run, per step. measured: speedup while decoding. ratio: step in steps of `ar`. kind: untrained
+    drafter that stands for the method; None if there is none. kind_ratio: of its step; None if it is not measured.
+    """
+
+    method: str
+    tau: float
+    nodes: float
+    measured: float
+    ratio: float
+    kind: str | None
+    kind_ratio: float | None
+
+    @property
+    def predicted(self) -> float:
+        """Return the predicted speedup."""
+        return self.tau / self.ratio
+
+    @property
+    def kind_predicted(self) -> float | None:
+        """Return the speedup that the untrained kind predicts."""
+        return None if self.kind_ratio is None else self.tau / self.kind_ratio
+
+    def error(self, predicted: float | None) -> float | None:
+        """Return the error of a predicted speedup as a share of the measured one."""
+        return None if predicted is None else predicted / self.measured - 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the prediction as JSON-ready data."""
+        own, kind = self.predicted, self.kind_predicted
+        errors = {"predicted": own, "error": self.error(own), "kind_predicted": kind, "kind_error": self.error(kind)}
+        return asdict(self) | errors
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedRun:
+    """Predictions for a run. context: tokens before the first step. left_out: reasons, by method."""
+
+    path: Path
+    context: int
+    predictions: list[Prediction]
+    left_out: dict[str, str]
+    notes: list[str]
+
+    def wrong_pairs(self) -> list[str]:
+        """Return pairs of methods, `ar` among them, whose order the predictions reverse."""
+        baseline = [("ar", 1.0, 1.0)]
+        known = [*baseline, *((one.method, one.predicted, one.measured) for one in self.predictions)]
+        return [
+            f"{a} and {b} ({x:.2f}× and {y:.2f}×, measured {u:.2f}× and {v:.2f}×)"
+            for (a, x, u), (b, y, v) in combinations(known, 2)
+            if (x - y) * (u - v) < 0
+        ]
+
+    def without_kind(self) -> list[str]:
+        """Return the methods that no untrained kind of drafter stands for."""
+        labels = [*(one.method for one in self.predictions if one.kind is None), *self.left_out]
+        return [label for label in labels if label.partition("[")[0] not in KIND_OF]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the predictions as JSON-ready data."""
+        rows, pairs = [one.as_dict() for one in self.predictions], self.wrong_pairs()
+        about = {"run": str(self.path), "context": self.context, "rows": rows, "wrong_pairs": pairs}
+        return about | {"left_out": self.left_out, "without_kind": self.without_kind(), "notes": self.notes}
+
+
+def predicted_run(path: Path, steps: int, trust_remote_code: bool) -> PredictedRun:
+    """Load the model and the methods of a run, measure their steps, and predict the run's speedups.
+
+    Raises UserError for a run of servers, one without samples of a baseline, and one of another model.
+    """
+    results = load_run(path)
+    pairs = _pairs(results)
+    target = _target(results.run, trust_remote_code)
+    conditions = _conditions(results.run, target, steps)
+    predictions, left_out = list[Prediction](), dict[str, str]()
+    for pair in pairs:
+        label = pair.method.label
+        try:
+            with plugin_code("it raised"):
+                predictions.append(_prediction(results, pair, target, conditions))
+        except UserError as error:
+            left_out[label] = str(error)
+    return PredictedRun(path, conditions.context, predictions, left_out, [*_notes(results.run, target)])
+
+
+def _pairs(results: Results) -> list[PairedCost]:
+    """Return each drafting method's samples with the baseline's. Raises UserError if there is nothing to compare."""
+    run = results.run
+    if run.served:
+        raise UserError(f"--against {run.path}: a run of servers, whose steps cannot be measured here")
+    if run.baseline not in run.labels or not any(row.ok and row.steps for row in run.of(run.baseline)):
+        raise UserError(f"--against {run.path}: it has no samples of its baseline {run.baseline!r} to compare with")
+    pairs = [pair for pair in results.pairs if pair.method.label != run.baseline]
+    if not pairs:
+        raise UserError(f"--against {run.path}: it has no method besides {run.baseline!r}")
+    return pairs
+
+
+def _target(run: Run, trust_remote_code: bool) -> Target:
+    """Load the model of a run as the run did. Raises UserError for another model."""
+    config, model = run.manifest["config"], run.manifest["model"]
+    target = load_target(
+        config["model"],
+        dtype=model["dtype"],
+        device=config["device"],
+        engine=model["engine"],
+        quantize=config["quantize"],
+        trust_remote_code=trust_remote_code,
+        generation_config=config["generation_config"],
+    )
+    if target.weights_hash != model["hash"]:
+        raise UserError(f"--against {run.path}: {config['model']!r} has other weights now than in the run")
+    return target
+
+
+@dataclass(frozen=True, slots=True)
+class _Conditions:
+    """Conditions of the measured steps: text of prompts and outputs, context, sampling."""
+
+    text: list[int]
+    context: int
+    sampling: SamplingParams
+    steps: int
+
+    def cost(self, decoder: Decoder, nodes: int | None) -> StepCost:
+        """Measure a step that verifies at most so many draft tokens."""
+        with memory_given_back(decoder):
+            cost = step_cost(decoder, self.context, self.steps, nodes=nodes, text=self.text, sampling=self.sampling)
+        if decoder.target.graphs is not None:
+            decoder.target.graphs.evict()  # a recording needs the cache that it was made over
+        return cost
+
+
+def _conditions(run: Run, target: Target, steps: int) -> _Conditions:
+    """Return the mean context of the baseline's steps, and the run's sampling and outputs.
+
+    The measured steps lie around the mean context. Their text is the baseline's outputs, twice, so that methods that
+    copy find a match.
+    """
+    config, rows = run.manifest["config"], [row for row in run.of(run.baseline) if row.ok and row.steps]
+    weights = [row.steps or 0 for row in rows]
+    middle = np.average([(row.prompt_tokens or 0) + (row.tokens or 0) / 2 for row in rows], weights=weights)
+    grown = (steps + WARMUP) * KEPT
+    context = max(LEAST_CONTEXT, round(float(middle)) - grown // 2)
+    if context + grown > target.context_length:
+        raise UserError(f"--steps {steps} needs more than the context of {target.name!r} ({target.context_length:,})")
+    outputs = [token for row in rows for token in row.token_ids or ()]
+    sampling = SamplingParams(
+        config["temperature"], config["top_p"], config["top_k"], config["seed"], config["verification"]
+    )
+    return _Conditions(outputs[: max(LEAST_CONTEXT, context // 2)], context, sampling, steps)
+
+
+def _prediction(results: Results, pair: PairedCost, target: Target, conditions: _Conditions) -> Prediction:
+    """Measure the steps of a method and of its kind. Raises UserError if it cannot be predicted, with the reason."""
+    run, label = results.run, pair.method.label
+    measured = next(row.decode_speedup for row in results.machine_rows if row.method == label)
+    tau = pair.method.tally.tau
+    if measured is None or tau is None:
+        raise UserError("the run has no valid speedup of it")
+    drafted = run.steps.together(row.key for row in pair.method.rows).draft_nodes
+    groups = node_groups(drafted)
+    decoder = _decoder(run, label, target)
+    ratio = _ratio([(conditions.cost(decoder, None if len(groups) == 1 else n), n, share) for n, share in groups])
+    kind, kind_ratio = KIND_OF.get(decoder.name), None
+    if kind == SD:
+        kind_ratio = ratio  # `ssbench plan --draft` measures this method
+    elif kind is not None:
+        costs = ((conditions.cost(untrained(kind, target, max(1, n)), n), n, share) for n, share in groups)
+        kind_ratio = _ratio(list(costs))
+    return Prediction(label, tau, float(np.mean(drafted)), measured, ratio, kind, kind_ratio)
+
+
+def node_groups(drafted: Sequence[int] | np.ndarray[Any, Any]) -> list[tuple[int, float]]:
+    """Return at most GROUPS pairs (draft tokens, share of the steps) that stand for the draft tokens of all steps."""
+    counts, often = np.unique(drafted, return_counts=True)
+    if len(counts) <= GROUPS:
+        return [(int(n), float(times / len(drafted))) for n, times in zip(counts, often, strict=True)]
+    parts = np.array_split(np.sort(drafted), GROUPS)
+    return [(round(float(part.mean())), len(part) / len(drafted)) for part in parts]
+
+
+def _ratio(costs: Sequence[tuple[StepCost, int, float]]) -> float:
+    """Return the mean of steps in steps of `ar`. costs: with the draft tokens that each should have, and its share."""
+    for cost, nodes, _ in costs:
+        if cost.nodes != nodes:
+            raise UserError(f"its steps draft {cost.nodes} tokens with forced acceptance, and {nodes} in the run")
+    return sum(share * cost.ratio for cost, _, share in costs)
+
+
+def _decoder(run: Run, label: str, target: Target) -> Decoder:
+    """Load a method as the run did. Raises UserError if it is not installed, or another one now."""
+    asked = (MethodSpec(one["name"], one["options"], one.get("copy", 1)) for one in run.manifest["config"]["methods"])
+    spec = next(spec for spec in asked if spec.label == label)
+    if spec.name not in registry.names(registry.METHODS):
+        raise UserError(f"there is no method {spec.name!r} here")
+    decoder = registry.load_method(spec, target)
+    if plain(decoder.metadata()) != run.entry(label)["resolved"]:
+        raise UserError("its weights or options differ from the run's")
+    return decoder
+
+
+def _notes(run: Run, target: Target) -> Iterator[str]:
+    """Yield what the errors also contain."""
+    if run.manifest["model"]["device"] != str(target.device):
+        yield f"the run was made on {run.manifest['model']['device']}, and steps are measured on {target.device}"
+    if run.manifest["config"]["concurrency"]:
+        yield "of the run, only its requests one at a time are predicted"
+
+
+def print_predictions(made: PredictedRun) -> None:
+    """Print the table, the order, and what is not predicted."""
+    from specbench_ss.cli.printing import print_table
+    from specbench_ss.results.table import Column
+    from specbench_ss.results.text import format_number, format_speedup
+
+    def signed(value: float | None) -> str:
+        return "-" if value is None else f"{value:+.0%}"
+
+    columns = [
+        Column("method", "method", lambda row: row.method, left=True),
+        Column("tau", "τ", lambda row: format_number(row.tau)),
+        Column("nodes", "nodes", lambda row: format_number(row.nodes, 1)),
+        Column("ratio", "step", lambda row: format_number(row.ratio)),
+        Column("predicted", "predicted", lambda row: format_speedup(row.predicted)),
+        Column("measured", "measured", lambda row: format_speedup(row.measured)),
+        Column("error", "error", lambda row: signed(row.error(row.predicted))),
+        Column("kind", "untrained", lambda row: row.kind or "-"),
+        Column("kind_predicted", "predicted", lambda row: format_speedup(row.kind_predicted)),
+        Column("kind_error", "error", lambda row: signed(row.error(row.kind_predicted))),
+    ]
+    print(f"{made.path}: speedups while decoding, without prefill; steps after {made.context:,} tokens of context")
+    print(
+        "predicted: τ of the run / step in steps of ar, measured now with forced acceptance; untrained: kind of drafter"
+    )
+    if made.predictions:
+        print_table(columns, [made.predictions])
+        wrong = "; ".join(made.wrong_pairs())
+        print(f"order, with ar: {f'wrong for {wrong}' if wrong else 'right'}")
+    if names := made.without_kind():
+        print(f"no kind of drafter stands for: {', '.join(names)}")
+    for label, why in made.left_out.items():
+        print(f"not predicted: {label}: {why}")
+    for note in made.notes:
+        print(f"note: {note}")
