@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
+from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from specbench_ss import registry
 from specbench_ss.bench.timed_sample import memory_given_back
 from specbench_ss.engine.decoder import Decoder
+from specbench_ss.engine.engines import EAGER
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, plugin_code
@@ -27,9 +29,12 @@ from specbench_ss.models.load import load_target
 from specbench_ss.options import MethodSpec
 from specbench_ss.results.analysis import Results, load_run
 from specbench_ss.results.cost_model import PairedCost
-from specbench_ss.runs.manifest import plain
+from specbench_ss.runs.manifest import engine_of, plain
 from specbench_ss.runs.records import Run
 
+SAME_NODES = 0.5  # draft tokens of a step on average, by which measured steps may differ from the run's
+SAMPLING = ("temperature", "top_p", "top_k", "seed", "verification")
+NEEDED = frozenset({*SAMPLING, "model", "methods", "device", "quantize", "generation_config"})  # of the configuration
 GROUPS = 4  # parts of a run's steps whose numbers of draft tokens are measured, where they vary
 
 
@@ -124,9 +129,11 @@ def predicted_run(path: Path, steps: int, trust_remote_code: bool) -> PredictedR
 
 def _pairs(results: Results) -> list[PairedCost]:
     """Return each drafting method's samples with the baseline's. Raises UserError if there is nothing to compare."""
-    run = results.run
+    run, config = results.run, results.manifest["config"]
     if run.served:
         raise UserError(f"--against {run.path}: a run of servers, whose steps cannot be measured here")
+    if missing := sorted(NEEDED - config.keys()):
+        raise UserError(f"--against {run.path}: its manifest does not state {missing[0]}; make the run again")
     if run.baseline not in run.labels or not any(row.ok and row.steps for row in run.of(run.baseline)):
         raise UserError(f"--against {run.path}: it has no samples of its baseline {run.baseline!r} to compare with")
     pairs = [pair for pair in results.pairs if pair.method.label != run.baseline]
@@ -142,7 +149,7 @@ def _target(run: Run, trust_remote_code: bool) -> Target:
         config["model"],
         dtype=model["dtype"],
         device=config["device"],
-        engine=model["engine"],
+        engine=engine_of(run.manifest) or EAGER,
         quantize=config["quantize"],
         trust_remote_code=trust_remote_code,
         generation_config=config["generation_config"],
@@ -184,9 +191,7 @@ def _conditions(run: Run, target: Target, steps: int) -> _Conditions:
     if context + grown > target.context_length:
         raise UserError(f"--steps {steps} needs more than the context of {target.name!r} ({target.context_length:,})")
     outputs = [token for row in rows for token in row.token_ids or ()]
-    sampling = SamplingParams(
-        config["temperature"], config["top_p"], config["top_k"], config["seed"], config["verification"]
-    )
+    sampling = SamplingParams(**{name: config[name] for name in SAMPLING})
     return _Conditions(outputs[: max(LEAST_CONTEXT, context // 2)], context, sampling, steps)
 
 
@@ -220,10 +225,16 @@ def node_groups(drafted: Sequence[int] | np.ndarray[Any, Any]) -> list[tuple[int
 
 
 def _ratio(costs: Sequence[tuple[StepCost, int, float]]) -> float:
-    """Return the mean of steps in steps of `ar`. costs: with the draft tokens that each should have, and its share."""
-    for cost, nodes, _ in costs:
-        if cost.nodes != nodes:
-            raise UserError(f"its steps draft {cost.nodes} tokens with forced acceptance, and {nodes} in the run")
+    """Return the mean of steps in steps of `ar`. costs: with the draft tokens that each should have, and its share.
+
+    Raises UserError if the measured steps draft other numbers of tokens on average.
+    """
+    drafted, wanted = (
+        sum(share * n for n, share in of)
+        for of in ([(cost.nodes, share) for cost, _, share in costs], [(nodes, share) for _, nodes, share in costs])
+    )
+    if abs(drafted - wanted) > SAME_NODES:
+        raise UserError(f"its steps draft {drafted:.1f} tokens with forced acceptance, and {wanted:.1f} in the run")
     return sum(share * cost.ratio for cost, _, share in costs)
 
 
@@ -243,7 +254,7 @@ def _notes(run: Run, target: Target) -> Iterator[str]:
     """Yield what the errors also contain."""
     if run.manifest["model"]["device"] != str(target.device):
         yield f"the run was made on {run.manifest['model']['device']}, and steps are measured on {target.device}"
-    if run.manifest["config"]["concurrency"]:
+    if run.manifest["config"].get("concurrency"):
         yield "of the run, only its requests one at a time are predicted"
 
 
@@ -273,9 +284,11 @@ def print_predictions(made: PredictedRun) -> None:
         "predicted: τ of the run / step in steps of ar, measured now with forced acceptance; untrained: kind of drafter"
     )
     if made.predictions:
-        print_table(columns, [made.predictions])
-        wrong = "; ".join(made.wrong_pairs())
-        print(f"order, with ar: {f'wrong for {wrong}' if wrong else 'right'}")
+        print_table(columns, [[one] for one in made.predictions])
+        wrong, pairs = made.wrong_pairs(), comb(len(made.predictions) + 1, 2)
+        print(f"order: {pairs - len(wrong)} of {pairs} pairs of methods, ar among them, are as measured")
+        for pair in wrong:
+            print(f"reversed: {pair}")
     if names := made.without_kind():
         print(f"no kind of drafter stands for: {', '.join(names)}")
     for label, why in made.left_out.items():
