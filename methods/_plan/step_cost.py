@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -26,7 +27,6 @@ from specbench_ss.engine.tree import DraftTree
 from specbench_ss.engine.verify import VerifyResult, verify
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.draft_vocabulary import with_frequent_tokens
-from specbench_ss.methods._shared.heads import best_tree, tree_of
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.eagle.decode import DynamicOptions, Eagle2
 from specbench_ss.methods.eagle.drafter import new_eagle
@@ -118,8 +118,8 @@ def untrained(
         target.require_hidden_eq_embedding(kind)
     if kind == MEDUSA:
         heads = MedusaHeads(len(RANKS), 1, target.hidden_size, target.vocab_size, own_unembed=own_heads)
-        heads, tree = with_frequent_tokens(heads, target.vocab_size), tree_of(best_tree(RANKS, nodes))
-        return Medusa(target, MedusaOptions(draft_vocab=vocab), heads, tree)
+        heads, options = with_frequent_tokens(heads, target.vocab_size), MedusaOptions(nodes=nodes, draft_vocab=vocab)
+        return Medusa.build(target, options, heads, {"accuracies": RANKS}, Path())
     if kind == EAGLE:
         drafter, config = new_eagle(target)
         size = Eagle2.with_nodes({}, nodes)

@@ -17,7 +17,7 @@ from specbench_ss.cli.main import main
 from specbench_ss.engine import batch_runner
 from specbench_ss.engine.target import Target
 from specbench_ss.methods._plan.against import GROUPS, PredictedRun, Prediction, node_groups
-from specbench_ss.methods._plan.step_cost import LOOKUP, MEDUSA, TEXT, Requests, untrained
+from specbench_ss.methods._plan.step_cost import EAGLE, LOOKUP, MEDUSA, SD, SS, TEXT, Requests, untrained
 from specbench_ss.methods.pld import PromptLookup
 from specbench_ss.results.acceptance_profile import read_profile
 from tests.cli import failing
@@ -91,6 +91,13 @@ def test_forced_steps_continue_the_text_and_requests_share_their_passes(
         assert len(begun.ids) == 16 + 1 + 2 * 4 and state.ids == begun.ids
         assert begun.ids[17:] == [TEXT[i % len(TEXT)] for i in range(17, 25)]
     assert served == ([] if batch_size == 1 else [batch_size] * len(served)) and (batch_size == 1) != bool(served)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", [LOOKUP, MEDUSA, SS, EAGLE, SD])
+def test_every_request_drafts_the_same_number_of_tokens(kind: str, lab: Target) -> None:
+    requests = Requests(untrained(kind, lab, 5, draft=lab), TEXT, 16, 1, 3)
+    assert [len(begun.propose(state)) for begun, state in requests.requests] == [6] * 3
 
 
 @torch.inference_mode()
