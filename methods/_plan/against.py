@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
-from math import comb
+from itertools import combinations, groupby
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +23,31 @@ from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, plugin_code
 from specbench_ss.methods._plan.command import KIND_OF, LEAST_CONTEXT
-from specbench_ss.methods._plan.step_cost import KEPT, SD, WARMUP, StepCost, step_cost, untrained
+from specbench_ss.methods._plan.step_cost import KEPT, SD, WARMUP, StepCost, node_groups, step_cost, untrained
 from specbench_ss.models.load import load_target
 from specbench_ss.options import MethodSpec
 from specbench_ss.results.analysis import Results, load_run
 from specbench_ss.results.cost_model import PairedCost
+from specbench_ss.runs.environment import changed_since, environment
 from specbench_ss.runs.manifest import engine_of, plain
 from specbench_ss.runs.records import Run
+from specbench_ss.stats.pairs import Pairs
 
 SAME_NODES = 0.5  # draft tokens of a step on average, by which measured steps may differ from the run's
 SAMPLING = ("temperature", "top_p", "top_k", "seed", "verification")
 NEEDED = frozenset({*SAMPLING, "model", "methods", "device", "quantize", "generation_config"})  # of the configuration
-GROUPS = 4  # parts of a run's steps whose numbers of draft tokens are measured, where they vary
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One method of the run.
+    """One method of the run at one batch size.
 
     tau, nodes: of the run, per step. measured: speedup while decoding. ratio: step in steps of `ar`. kind: untrained
     drafter that stands for the method; None if there is none. kind_ratio: of its step; None if it is not measured.
     """
 
     method: str
+    batch_size: int
     tau: float
     nodes: float
     measured: float
@@ -77,34 +78,36 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class PredictedRun:
-    """Predictions for a run. context: tokens before the first step. left_out: reasons, by method."""
+    """Predictions for a run. context: tokens before the first step. left_out: reasons, by method.
+
+    changed: conditions of its times that are other ones now, as `environment.changed_since` names them.
+    """
 
     path: Path
     context: int
     predictions: list[Prediction]
     left_out: dict[str, str]
-    notes: list[str]
+    changed: list[str]
 
-    def wrong_pairs(self) -> list[str]:
-        """Return pairs of methods, `ar` among them, whose order the predictions reverse."""
-        baseline = [("ar", 1.0, 1.0)]
-        known = [*baseline, *((one.method, one.predicted, one.measured) for one in self.predictions)]
-        return [
-            f"{a} and {b} ({x:.2f}× and {y:.2f}×, measured {u:.2f}× and {v:.2f}×)"
-            for (a, x, u), (b, y, v) in combinations(known, 2)
-            if (x - y) * (u - v) < 0
-        ]
+    def pairs(self) -> Iterator[tuple[bool, str]]:
+        """Yield pairs of methods at one batch size, `ar` among them: whether the order is as measured, and text."""
+        for batch_size in sorted({one.batch_size for one in self.predictions}):
+            own = [one for one in self.predictions if one.batch_size == batch_size]
+            known = [("ar", 1.0, 1.0), *((one.method, one.predicted, one.measured) for one in own)]
+            for (a, x, u), (b, y, v) in combinations(known, 2):
+                text = f"{a} and {b} ({x:.2f}× and {y:.2f}×, measured {u:.2f}× and {v:.2f}×)"
+                yield (x - y) * (u - v) >= 0, f"{text}, batch size {batch_size}" if batch_size > 1 else text
 
     def without_kind(self) -> list[str]:
         """Return the methods that no untrained kind of drafter stands for."""
-        labels = [*(one.method for one in self.predictions if one.kind is None), *self.left_out]
+        labels = dict.fromkeys([*(one.method for one in self.predictions if one.kind is None), *self.left_out])
         return [label for label in labels if label.partition("[")[0] not in KIND_OF]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the predictions as JSON-ready data."""
-        rows, pairs = [one.as_dict() for one in self.predictions], self.wrong_pairs()
-        about = {"run": str(self.path), "context": self.context, "rows": rows, "wrong_pairs": pairs}
-        return about | {"left_out": self.left_out, "without_kind": self.without_kind(), "notes": self.notes}
+        rows, wrong = [one.as_dict() for one in self.predictions], [text for right, text in self.pairs() if not right]
+        about = {"run": str(self.path), "context": self.context, "rows": rows, "reversed": wrong}
+        return about | {"left_out": self.left_out, "without_kind": self.without_kind(), "changed": self.changed}
 
 
 def predicted_run(path: Path, steps: int, trust_remote_code: bool) -> PredictedRun:
@@ -121,10 +124,10 @@ def predicted_run(path: Path, steps: int, trust_remote_code: bool) -> PredictedR
         label = pair.method.label
         try:
             with plugin_code("it raised"):
-                predictions.append(_prediction(results, pair, target, conditions))
+                predictions += _predictions(results, pair, target, conditions)
         except UserError as error:
             left_out[label] = str(error)
-    return PredictedRun(path, conditions.context, predictions, left_out, [*_notes(results.run, target)])
+    return PredictedRun(path, conditions.context, predictions, left_out, changed_since(results.manifest, environment()))
 
 
 def _pairs(results: Results) -> list[PairedCost]:
@@ -168,10 +171,11 @@ class _Conditions:
     sampling: SamplingParams
     steps: int
 
-    def cost(self, decoder: Decoder, nodes: int | None) -> StepCost:
-        """Measure a step that verifies at most so many draft tokens."""
+    def cost(self, decoder: Decoder, nodes: int | None, batch_size: int) -> StepCost:
+        """Measure a step that verifies at most so many draft tokens of each request."""
+        more = {"nodes": nodes, "text": self.text, "sampling": self.sampling}
         with memory_given_back(decoder):
-            cost = step_cost(decoder, self.context, self.steps, nodes=nodes, text=self.text, sampling=self.sampling)
+            cost = step_cost(decoder, self.context, self.steps, batch_size, **more)
         if decoder.target.graphs is not None:
             decoder.target.graphs.evict()  # a recording needs the cache that it was made over
         return cost
@@ -195,33 +199,43 @@ def _conditions(run: Run, target: Target, steps: int) -> _Conditions:
     return _Conditions(outputs[: max(LEAST_CONTEXT, context // 2)], context, sampling, steps)
 
 
-def _prediction(results: Results, pair: PairedCost, target: Target, conditions: _Conditions) -> Prediction:
-    """Measure the steps of a method and of its kind. Raises UserError if it cannot be predicted, with the reason."""
+def _predictions(results: Results, pair: PairedCost, target: Target, conditions: _Conditions) -> Iterator[Prediction]:
+    """Measure the steps of a method and of its kind at each batch size of the run.
+
+    Raises UserError if the method cannot be predicted, with the reason.
+    """
     run, label = results.run, pair.method.label
-    measured = next(row.decode_speedup for row in results.machine_rows if row.method == label)
-    tau = pair.method.tally.tau
-    if measured is None or tau is None:
-        raise UserError("the run has no valid speedup of it")
     drafted = run.steps.together(row.key for row in pair.method.rows).draft_nodes
-    groups = node_groups(drafted)
-    decoder = _decoder(run, label, target)
-    ratio = _ratio([(conditions.cost(decoder, None if len(groups) == 1 else n), n, share) for n, share in groups])
-    kind, kind_ratio = KIND_OF.get(decoder.name), None
-    if kind == SD:
-        kind_ratio = ratio  # `ssbench plan --draft` measures this method
-    elif kind is not None:
-        costs = ((conditions.cost(untrained(kind, target, max(1, n)), n), n, share) for n, share in groups)
-        kind_ratio = _ratio(list(costs))
-    return Prediction(label, tau, float(np.mean(drafted)), measured, ratio, kind, kind_ratio)
+    decoder, groups = _decoder(run, label, target), node_groups(drafted)
+    kind = KIND_OF.get(decoder.name)
+    for batch_size, tau, measured in _measured(results, pair):
+        limits = [(None if len(groups) == 1 else n, n, share) for n, share in groups]
+        ratio = _ratio([(conditions.cost(decoder, limit, batch_size), n, share) for limit, n, share in limits])
+        kind_ratio = ratio if kind == SD else None  # `ssbench plan --draft` measures the method itself
+        if kind not in (None, SD):
+            drafters = [(untrained(kind, target, max(1, n)), n, share) for n, share in groups]
+            kind_ratio = _ratio([(conditions.cost(one, n, batch_size), n, share) for one, n, share in drafters])
+        yield Prediction(label, batch_size, tau, float(np.mean(drafted)), measured, ratio, kind, kind_ratio)
 
 
-def node_groups(drafted: Sequence[int] | np.ndarray[Any, Any]) -> list[tuple[int, float]]:
-    """Return at most GROUPS pairs (draft tokens, share of the steps) that stand for the draft tokens of all steps."""
-    counts, often = np.unique(drafted, return_counts=True)
-    if len(counts) <= GROUPS:
-        return [(int(n), float(times / len(drafted))) for n, times in zip(counts, often, strict=True)]
-    parts = np.array_split(np.sort(drafted), GROUPS)
-    return [(round(float(part.mean())), len(part) / len(drafted)) for part in parts]
+def _measured(results: Results, pair: PairedCost) -> Iterator[tuple[int, float, float]]:
+    """Yield batch size, τ and measured speedup while decoding of a method at each batch size of the run.
+
+    Of several requests at a time, decoding begins with each one's first token and includes waiting for others.
+    """
+    run, label, tau = results.run, pair.method.label, pair.method.tally.tau
+    speedup = next(row.decode_speedup for row in results.machine_rows if row.method == label)
+    if speedup is None or tau is None:
+        raise UserError("the run has no valid speedup of it")
+    yield 1, tau, speedup
+    for batch_size in run.manifest["config"].get("concurrency", ()):
+        rows = [row for row in run.requests if row.concurrency == batch_size]
+        both = Pairs(*([row for row in rows if row.method == one] for one in (label, run.baseline)), levels=True)
+        tokens, baseline_tokens = (sum(row.later for row in of) for of in (both.own, both.other))
+        seconds, baseline_s = (sum(row.decode_s or 0.0 for row in of) for of in (both.own, both.other))
+        if tokens and baseline_tokens and seconds:
+            steps = sum(row.steps or 0 for row in both.own)
+            yield batch_size, tokens / steps, baseline_s / baseline_tokens * tokens / seconds
 
 
 def _ratio(costs: Sequence[tuple[StepCost, int, float]]) -> float:
@@ -250,14 +264,6 @@ def _decoder(run: Run, label: str, target: Target) -> Decoder:
     return decoder
 
 
-def _notes(run: Run, target: Target) -> Iterator[str]:
-    """Yield what the errors also contain."""
-    if run.manifest["model"]["device"] != str(target.device):
-        yield f"the run was made on {run.manifest['model']['device']}, and steps are measured on {target.device}"
-    if run.manifest["config"].get("concurrency"):
-        yield "of the run, only its requests one at a time are predicted"
-
-
 def print_predictions(made: PredictedRun) -> None:
     """Print the table, the order, and what is not predicted."""
     from specbench_ss.cli.printing import print_table
@@ -269,6 +275,7 @@ def print_predictions(made: PredictedRun) -> None:
 
     columns = [
         Column("method", "method", lambda row: row.method, left=True),
+        Column("batch_size", "batch", lambda row: str(row.batch_size)),
         Column("tau", "τ", lambda row: format_number(row.tau)),
         Column("nodes", "nodes", lambda row: format_number(row.nodes, 1)),
         Column("ratio", "step", lambda row: format_number(row.ratio)),
@@ -284,14 +291,15 @@ def print_predictions(made: PredictedRun) -> None:
         "predicted: τ of the run / step in steps of ar, measured now with forced acceptance; untrained: kind of drafter"
     )
     if made.predictions:
-        print_table(columns, [[one] for one in made.predictions])
-        wrong, pairs = made.wrong_pairs(), comb(len(made.predictions) + 1, 2)
-        print(f"order: {pairs - len(wrong)} of {pairs} pairs of methods, ar among them, are as measured")
-        for pair in wrong:
-            print(f"reversed: {pair}")
+        print_table(columns, [list(own) for _, own in groupby(made.predictions, key=lambda row: row.method)])
+        pairs = list(made.pairs())
+        right = sum(as_measured for as_measured, _ in pairs)
+        print(f"order: {right} of {len(pairs)} pairs of methods, ar among them, are as measured")
+        for text in (text for as_measured, text in pairs if not as_measured):
+            print(f"reversed: {text}")
     if names := made.without_kind():
         print(f"no kind of drafter stands for: {', '.join(names)}")
     for label, why in made.left_out.items():
         print(f"not predicted: {label}: {why}")
-    for note in made.notes:
-        print(f"note: {note}")
+    if made.changed:
+        print(f"not comparable: the run was measured under other conditions ({', '.join(made.changed)})")

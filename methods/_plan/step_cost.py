@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
+import numpy as np
 import torch
 
 from specbench_ss.engine.batch_runner import next_step, run_concurrently
@@ -43,6 +45,7 @@ STREAMS = 4
 RANKS = [[0.5 / (rank + 1) for rank in range(10)]] * 4  # of Medusa's tree: any will do, its size is what counts
 WARMUP = 3  # steps that are not counted
 IN_A_ROW = 6  # steps of one before those of the other; the first one finds the caches of the other, and is left out
+GROUPS = 4  # parts of steps whose numbers of draft tokens are measured, where they vary
 TEXT = tuple(range(5, 45))  # token ids of a prompt, repeated; any will do where a method copies no text
 GREEDY = SamplingParams()
 
@@ -257,3 +260,12 @@ def step_cost(
         draft_ms=1e3 * median(step.draft_s for _, step in own) if alone else None,
         verify_ms=1e3 * median(step.verify_s for _, step in own) if alone else None,
     )
+
+
+def node_groups(drafted: Sequence[int] | np.ndarray[Any, Any]) -> list[tuple[int, float]]:
+    """Return at most GROUPS pairs (draft tokens, share of the steps) that stand for the draft tokens of all steps."""
+    counts, often = np.unique(drafted, return_counts=True)
+    if len(counts) <= GROUPS:
+        return [(int(n), float(times / len(drafted))) for n, times in zip(counts, often, strict=True)]
+    parts = np.array_split(np.sort(drafted), GROUPS)
+    return [(round(float(part.mean())), len(part) / len(drafted)) for part in parts]

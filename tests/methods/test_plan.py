@@ -16,8 +16,19 @@ from specbench_ss import load_run
 from specbench_ss.cli.main import main
 from specbench_ss.engine import batch_runner
 from specbench_ss.engine.target import Target
-from specbench_ss.methods._plan.against import GROUPS, PredictedRun, Prediction, node_groups
-from specbench_ss.methods._plan.step_cost import EAGLE, LOOKUP, MEDUSA, SD, SS, TEXT, Requests, untrained
+from specbench_ss.methods._plan.against import PredictedRun, Prediction
+from specbench_ss.methods._plan.step_cost import (
+    EAGLE,
+    GROUPS,
+    LOOKUP,
+    MEDUSA,
+    SD,
+    SS,
+    TEXT,
+    Requests,
+    node_groups,
+    untrained,
+)
 from specbench_ss.methods.pld import PromptLookup
 from specbench_ss.results.acceptance_profile import read_profile
 from tests.cli import failing
@@ -121,9 +132,31 @@ def test_groups_stand_for_all_steps(drafted: list[int]) -> None:
 def lab_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small run on the lab of methods with constant, varying and unknown kinds of drafts."""
     out = tmp_path_factory.mktemp("plan") / "run"
-    words = "--model lab --device cpu --dtype float32 --suite specbench --tasks qa --limit 1 --max-new-tokens 24"
-    assert main(["run", *words.split(), "--methods", "pld,medusa,lookahead", "--warmup", "0", "--out", str(out)]) == 0
+    words = "--model lab --device cpu --dtype float32 --suite specbench --tasks qa --limit 2 --max-new-tokens 24"
+    assert (
+        main(
+            [
+                "run",
+                *words.split(),
+                "--methods",
+                "pld,medusa,lookahead",
+                "--warmup",
+                "0",
+                "--batch-size",
+                "2",
+                "--out",
+                str(out),
+            ]
+        )
+        == 0
+    )
     return out
+
+
+def step_of(run: Path, method: str) -> float:
+    """Mean seconds of a step with two requests at a time."""
+    rows = [row for row in load_run(run).run.requests if row.method == method]
+    return sum(row.decode_s or 0.0 for row in rows) / sum(row.steps or 0 for row in rows)
 
 
 def test_predictions_are_of_the_runs_methods(lab_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,7 +165,7 @@ def test_predictions_are_of_the_runs_methods(lab_run: Path, capsys: pytest.Captu
     made = json.loads(capsys.readouterr().out)
     measured = load_run(lab_run).machine().set_index("method")["decode_speedup"]
     steps = load_run(lab_run).steps.groupby("method")
-    rows = {row["method"]: row for row in made["rows"]}
+    rows = {row["method"]: row for row in made["rows"] if row["batch_size"] == 1}
     assert {*rows, *made["left_out"]} == {"pld", "medusa", "lookahead"} and {"pld", "medusa"} <= rows.keys()
     assert {label: row["kind"] for label, row in rows.items() if row["kind"]} == {"pld": LOOKUP, "medusa": MEDUSA}
     assert made["without_kind"] == ["lookahead"]
@@ -142,19 +175,27 @@ def test_predictions_are_of_the_runs_methods(lab_run: Path, capsys: pytest.Captu
         assert row["nodes"] == pytest.approx(own["draft_nodes"].mean())
         assert row["predicted"] == row["tau"] / row["ratio"]
         assert row["error"] == pytest.approx(row["predicted"] / row["measured"] - 1)
+    together = {row["method"]: row for row in made["rows"] if row["batch_size"] == 2}
+    assert together.keys() == rows.keys() and len(made["rows"]) == 2 * len(rows)
+    level = load_run(lab_run).concurrency().query("concurrency == 2").set_index("method")
+    for label, row in together.items():
+        assert row["tau"] == pytest.approx(level["mean_acceptance_length"][label])
+        assert row["measured"] == pytest.approx(row["tau"] / step_of(lab_run, label) * step_of(lab_run, "ar"))
     assert main(["plan", "--against", str(lab_run), "--steps", "1"]) == 0
     text = capsys.readouterr().out
     assert "while decoding, without prefill" in text and "no kind of drafter stands for: lookahead" in text
 
 
-def test_reversed_pairs_are_named_with_ar_among_them() -> None:
-    def one(method: str, tau: float, measured: float) -> Prediction:
-        return Prediction(method, tau, 4.0, measured, 1.0, None, None)
+def test_reversed_pairs_of_a_batch_size_are_named_with_ar_among_them() -> None:
+    def pairs(*methods: tuple[str, int, float, float]) -> list[tuple[bool, str]]:
+        made = [Prediction(name, batch, tau, 4.0, measured, 1.0, None, None) for name, batch, tau, measured in methods]
+        return [(right, text.partition(" (")[0]) for right, text in PredictedRun(Path(), 8, made, {}, []).pairs()]
 
-    right, wrong = [one("a", 1.3, 1.2), one("b", 1.1, 1.05)], [one("a", 1.3, 0.9), one("b", 1.1, 1.05)]
-    assert PredictedRun(Path(), 8, right, {}, []).wrong_pairs() == []
-    pairs = PredictedRun(Path(), 8, wrong, {}, []).wrong_pairs()
-    assert [pair.partition(" (")[0] for pair in pairs] == ["ar and a", "a and b"]
+    assert pairs(("a", 1, 1.3, 1.2), ("b", 1, 1.1, 1.05)) == [(True, "ar and a"), (True, "ar and b"), (True, "a and b")]
+    assert pairs(("a", 1, 1.3, 0.9), ("b", 1, 1.1, 1.05)) == [
+        (False, "ar and a"), (True, "ar and b"), (False, "a and b")
+    ]  # fmt: skip
+    assert pairs(("a", 1, 1.3, 1.1), ("b", 4, 1.1, 1.2)) == [(True, "ar and a"), (True, "ar and b")]
 
 
 def changed(run: Path, folder: Path, *keys: str, value: Any) -> str:
