@@ -22,8 +22,16 @@ from specbench_ss.engine.engines import EAGER
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, plugin_code
-from specbench_ss.methods._plan.command import KIND_OF, LEAST_CONTEXT
-from specbench_ss.methods._plan.step_cost import KEPT, SD, WARMUP, StepCost, node_groups, step_cost, untrained
+from specbench_ss.methods._plan.step_cost import (
+    KIND_OF,
+    LEAST_CONTEXT,
+    SD,
+    StepCost,
+    growth,
+    node_groups,
+    step_cost,
+    untrained,
+)
 from specbench_ss.models.load import load_target
 from specbench_ss.options import MethodSpec
 from specbench_ss.results.analysis import Results, load_run
@@ -35,7 +43,8 @@ from specbench_ss.stats.pairs import Pairs
 
 SAME_NODES = 0.5  # draft tokens of a step on average, by which measured steps may differ from the run's
 SAMPLING = ("temperature", "top_p", "top_k", "seed", "verification")
-NEEDED = frozenset({*SAMPLING, "model", "methods", "device", "quantize", "generation_config"})  # of the configuration
+LOADING = ("device", "quantize", "generation_config")
+NEEDED = frozenset({*SAMPLING, *LOADING, "model", "methods"})  # of the run's configuration
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +89,7 @@ class Prediction:
 class PredictedRun:
     """Predictions for a run. context: tokens before the first step. left_out: reasons, by method.
 
-    changed: conditions of its times that are other ones now, as `environment.changed_since` names them.
+    changed: conditions of its times that differ now (`changed_since`).
     """
 
     path: Path
@@ -131,7 +140,10 @@ def predicted_run(path: Path, steps: int, trust_remote_code: bool) -> PredictedR
 
 
 def _pairs(results: Results) -> list[PairedCost]:
-    """Return each drafting method's samples with the baseline's. Raises UserError if there is nothing to compare."""
+    """Return the samples of methods that draft or failed, with the baseline's.
+
+    Raises UserError if there is nothing to compare.
+    """
     run, config = results.run, results.manifest["config"]
     if run.served:
         raise UserError(f"--against {run.path}: a run of servers, whose steps cannot be measured here")
@@ -139,24 +151,17 @@ def _pairs(results: Results) -> list[PairedCost]:
         raise UserError(f"--against {run.path}: its manifest does not state {missing[0]}; make the run again")
     if run.baseline not in run.labels or not any(row.ok and row.steps for row in run.of(run.baseline)):
         raise UserError(f"--against {run.path}: it has no samples of its baseline {run.baseline!r} to compare with")
-    pairs = [pair for pair in results.pairs if pair.method.label != run.baseline]
+    pairs = [pair for pair in results.pairs if pair.method.tally.sums["draft_nodes"] or not pair.method.rows]
     if not pairs:
-        raise UserError(f"--against {run.path}: it has no method besides {run.baseline!r}")
+        raise UserError(f"--against {run.path}: it has no method that drafts")
     return pairs
 
 
 def _target(run: Run, trust_remote_code: bool) -> Target:
     """Load the model of a run as the run did. Raises UserError for another model."""
     config, model = run.manifest["config"], run.manifest["model"]
-    target = load_target(
-        config["model"],
-        dtype=model["dtype"],
-        device=config["device"],
-        engine=engine_of(run.manifest) or EAGER,
-        quantize=config["quantize"],
-        trust_remote_code=trust_remote_code,
-        generation_config=config["generation_config"],
-    )
+    given = {name: config[name] for name in LOADING} | {"engine": engine_of(run.manifest) or EAGER}
+    target = load_target(config["model"], dtype=model["dtype"], trust_remote_code=trust_remote_code, **given)
     if target.weights_hash != model["hash"]:
         raise UserError(f"--against {run.path}: {config['model']!r} has other weights now than in the run")
     return target
@@ -173,9 +178,9 @@ class _Conditions:
 
     def cost(self, decoder: Decoder, nodes: int | None, batch_size: int) -> StepCost:
         """Measure a step that verifies at most so many draft tokens of each request."""
-        more = {"nodes": nodes, "text": self.text, "sampling": self.sampling}
+        at = (self.context, self.steps, batch_size)
         with memory_given_back(decoder):
-            cost = step_cost(decoder, self.context, self.steps, batch_size, **more)
+            cost = step_cost(decoder, *at, nodes=nodes, text=self.text, sampling=self.sampling)
         if decoder.target.graphs is not None:
             decoder.target.graphs.evict()  # a recording needs the cache that it was made over
         return cost
@@ -190,9 +195,8 @@ def _conditions(run: Run, target: Target, steps: int) -> _Conditions:
     config, rows = run.manifest["config"], [row for row in run.of(run.baseline) if row.ok and row.steps]
     weights = [row.steps or 0 for row in rows]
     middle = np.average([(row.prompt_tokens or 0) + (row.tokens or 0) / 2 for row in rows], weights=weights)
-    grown = (steps + WARMUP) * KEPT
-    context = max(LEAST_CONTEXT, round(float(middle)) - grown // 2)
-    if context + grown > target.context_length:
+    context = max(LEAST_CONTEXT, round(float(middle)) - growth(steps) // 2)
+    if context + growth(steps) > target.context_length:
         raise UserError(f"--steps {steps} needs more than the context of {target.name!r} ({target.context_length:,})")
     outputs = [token for row in rows for token in row.token_ids or ()]
     sampling = SamplingParams(**{name: config[name] for name in SAMPLING})
@@ -213,7 +217,9 @@ def _predictions(results: Results, pair: PairedCost, target: Target, conditions:
         ratio = _ratio([(conditions.cost(decoder, limit, batch_size), n, share) for limit, n, share in limits])
         kind_ratio = ratio if kind == SD else None  # `ssbench plan --draft` measures the method itself
         if kind not in (None, SD):
-            drafters = [(untrained(kind, target, max(1, n)), n, share) for n, share in groups]
+            drafters = (
+                (untrained(kind, target, max(1, n)), n, share) for n, share in groups
+            )  # one in memory at a time
             kind_ratio = _ratio([(conditions.cost(one, n, batch_size), n, share) for one, n, share in drafters])
         yield Prediction(label, batch_size, tau, float(np.mean(drafted)), measured, ratio, kind, kind_ratio)
 
@@ -243,12 +249,10 @@ def _ratio(costs: Sequence[tuple[StepCost, int, float]]) -> float:
 
     Raises UserError if the measured steps draft other numbers of tokens on average.
     """
-    drafted, wanted = (
-        sum(share * n for n, share in of)
-        for of in ([(cost.nodes, share) for cost, _, share in costs], [(nodes, share) for _, nodes, share in costs])
-    )
-    if abs(drafted - wanted) > SAME_NODES:
-        raise UserError(f"its steps draft {drafted:.1f} tokens with forced acceptance, and {wanted:.1f} in the run")
+    more = sum(share * (cost.nodes - nodes) for cost, nodes, share in costs)
+    if abs(more) > SAME_NODES:
+        than = f"{abs(more):.1f} tokens {'more' if more > 0 else 'fewer'} than in the run"
+        raise UserError(f"with forced acceptance its steps draft {than}")
     return sum(share * cost.ratio for cost, _, share in costs)
 
 
@@ -287,9 +291,7 @@ def print_predictions(made: PredictedRun) -> None:
         Column("kind_error", "error", lambda row: signed(row.error(row.kind_predicted))),
     ]
     print(f"{made.path}: speedups while decoding, without prefill; steps after {made.context:,} tokens of context")
-    print(
-        "predicted: τ of the run / step in steps of ar, measured now with forced acceptance; untrained: kind of drafter"
-    )
+    print("predicted: τ of the run / step in steps of ar, measured now; untrained: with this kind of drafter instead")
     if made.predictions:
         print_table(columns, [list(own) for _, own in groupby(made.predictions, key=lambda row: row.method)])
         pairs = list(made.pairs())

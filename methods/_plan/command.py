@@ -18,16 +18,8 @@ if TYPE_CHECKING:
     from specbench_ss.results.acceptance_profile import Profile
 
 TAUS = (1.5, 2.0, 3.0, 4.0)  # mean tokens per step for which speedups are shown
-KIND_OF = {  # methods, and names of other tools -> kind of drafter with about the same cost
-    **dict.fromkeys(("pld", "suffix", "recycling", "ngram"), "lookup"),
-    **dict.fromkeys(("medusa", "medusa2"), "medusa"),
-    **dict.fromkeys(("eagle", "eagle2", "eagle3", "mtp"), "eagle"),
-    **dict.fromkeys(("sd", "draft_model"), "sd"),
-    "ss": "ss",
-}
 MOST_DRAFTED = 256  # tokens of a step
 MOST_REQUESTS = 1024  # at a time, as for `run`
-LEAST_CONTEXT = 8  # tokens
 NOISY = 1.15  # times between rows from which a line states it
 WITH_RUN = {"against", "steps", "trust_remote_code", "as_json"}  # options that go with --against
 
@@ -68,6 +60,7 @@ def command(
     """
     from specbench_ss.cli.shared import print_json
     from specbench_ss.engine.engines import AUTO, EAGER, GRAPH
+    from specbench_ss.methods._plan.step_cost import LEAST_CONTEXT
     from specbench_ss.models.load import load_target
     from specbench_ss.results.acceptance_profile import read_profile
 
@@ -162,24 +155,26 @@ def _counts(nodes: str, found: Profile | None) -> list[int]:
 
 def _kind_of(found: Profile | None, with_draft: bool) -> str | None:
     """Return the kind of drafter that a profile describes, None if it names none. Raises UserError for others."""
+    from specbench_ss.methods._plan.step_cost import KIND_OF, SD
+
     if found is None or found.method is None:
         return None
     kind = KIND_OF.get(found.method.lower())
     if kind is None:
         raise UserError(f"--profile: no kind of drafter here costs what {found.method!r} does: {', '.join(KIND_OF)}")
-    if kind == "sd" and not with_draft:
+    if kind == SD and not with_draft:
         raise UserError(f"--profile is of {found.method!r}: give its draft model with --draft")
     return kind
 
 
 def _check(target: Target, draft: Target | None, shape: Shape) -> None:
     """Raise UserError for options that the models do not allow."""
-    from specbench_ss.methods._plan.step_cost import KEPT, WARMUP
+    from specbench_ss.methods._plan.step_cost import growth
     from specbench_ss.methods.sd.draft import mismatch
 
     if shape.batch_sizes != [1]:
         target.require_layer_access("--batch-size")
-    longest = shape.contexts[-1] + (shape.steps + WARMUP) * KEPT + shape.counts[-1]
+    longest = shape.contexts[-1] + growth(shape.steps) + shape.counts[-1]
     for one in (target, draft):
         if one is not None and longest > one.context_length:
             needed = f"--context {shape.contexts[-1]} with {shape.steps} steps needs {longest:,} tokens"

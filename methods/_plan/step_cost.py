@@ -40,6 +40,14 @@ from specbench_ss.methods.ss.decode import SpeculativeStreaming
 from specbench_ss.methods.ss.layers import Streams
 
 LOOKUP, MEDUSA, SS, EAGLE, SD = "lookup", "medusa", "ss", "eagle", "sd"
+KIND_OF = {  # methods, and names of other tools -> kind of drafter with about the same cost
+    **dict.fromkeys(("pld", "suffix", "recycling", "ngram"), LOOKUP),
+    **dict.fromkeys(("medusa", "medusa2"), MEDUSA),
+    **dict.fromkeys(("eagle", "eagle2", "eagle3", "mtp"), EAGLE),
+    **dict.fromkeys(("sd", "draft_model"), SD),
+    "ss": SS,
+}
+LEAST_CONTEXT = 8  # tokens
 KEPT = 2  # tokens that a step keeps, where it drafts any
 STREAMS = 4
 RANKS = [[0.5 / (rank + 1) for rank in range(10)]] * 4  # of Medusa's tree: any will do, its size is what counts
@@ -121,8 +129,8 @@ def untrained(
         target.require_hidden_eq_embedding(kind)
     if kind == MEDUSA:
         heads = MedusaHeads(len(RANKS), 1, target.hidden_size, target.vocab_size, own_unembed=own_heads)
-        heads, options = with_frequent_tokens(heads, target.vocab_size), MedusaOptions(nodes=nodes, draft_vocab=vocab)
-        return Medusa.build(target, options, heads, {"accuracies": RANKS}, Path())
+        heads = with_frequent_tokens(heads, target.vocab_size)
+        return Medusa.build(target, MedusaOptions(nodes=nodes, draft_vocab=vocab), heads, {"accuracies": RANKS}, Path())
     if kind == EAGLE:
         drafter, config = new_eagle(target)
         size = Eagle2.with_nodes({}, nodes)
@@ -153,6 +161,11 @@ class StepCost:
     ratio: float
     draft_ms: float | None
     verify_ms: float | None
+
+
+def growth(steps: int) -> int:
+    """Return by how many tokens the context grows while so many steps are measured, warm-up included."""
+    return (steps + WARMUP) * KEPT
 
 
 class Requests:

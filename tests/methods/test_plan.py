@@ -232,7 +232,7 @@ def test_a_run_that_cannot_be_predicted_is_one_line(
     assert reported in failing(["plan", "--against", changed(lab_run, tmp_path / "run", *keys, value=value)], capsys)
 
 
-@pytest.mark.parametrize(("kept", "reported"), [("ar", "no method besides"), ("pld", "no samples of its baseline")])
+@pytest.mark.parametrize(("kept", "reported"), [("ar", "no method that drafts"), ("pld", "no samples of its baseline")])
 def test_a_run_needs_a_baseline_and_another_method(
     lab_run: Path, tmp_path: Path, kept: str, reported: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
