@@ -87,10 +87,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class PredictedRun:
-    """Predictions for a run. context: tokens before the first step. left_out: reasons, by method.
-
-    changed: conditions of its times that differ now (`changed_since`).
-    """
+    """Predictions after `context` tokens. left_out: reasons, by method. changed: conditions that differ now."""
 
     path: Path
     context: int
@@ -140,10 +137,7 @@ def predicted_run(path: Path, steps: int, trust_remote_code: bool) -> PredictedR
 
 
 def _pairs(results: Results) -> list[PairedCost]:
-    """Return the samples of methods that draft or failed, with the baseline's.
-
-    Raises UserError if there is nothing to compare.
-    """
+    """Return the samples of methods that draft or failed, with the baseline's. Raises UserError if there are none."""
     run, config = results.run, results.manifest["config"]
     if run.served:
         raise UserError(f"--against {run.path}: a run of servers, whose steps cannot be measured here")
@@ -251,8 +245,7 @@ def _ratio(costs: Sequence[tuple[StepCost, int, float]]) -> float:
     """
     more = sum(share * (cost.nodes - nodes) for cost, nodes, share in costs)
     if abs(more) > SAME_NODES:
-        than = f"{abs(more):.1f} tokens {'more' if more > 0 else 'fewer'} than in the run"
-        raise UserError(f"with forced acceptance its steps draft {than}")
+        raise UserError(f"with forced acceptance its steps draft {more:+.1f} tokens, compared with the run")
     return sum(share * cost.ratio for cost, _, share in costs)
 
 
@@ -295,13 +288,12 @@ def print_predictions(made: PredictedRun) -> None:
     if made.predictions:
         print_table(columns, [list(own) for _, own in groupby(made.predictions, key=lambda row: row.method)])
         pairs = list(made.pairs())
-        right = sum(as_measured for as_measured, _ in pairs)
-        print(f"order: {right} of {len(pairs)} pairs of methods, ar among them, are as measured")
-        for text in (text for as_measured, text in pairs if not as_measured):
-            print(f"reversed: {text}")
+        wrong = [text for as_measured, text in pairs if not as_measured]
+        print(f"order: {len(pairs) - len(wrong)} of {len(pairs)} pairs of methods, ar among them, are as measured")
+        print(*(f"reversed: {text}\n" for text in wrong), sep="", end="")
     if names := made.without_kind():
         print(f"no kind of drafter stands for: {', '.join(names)}")
     for label, why in made.left_out.items():
         print(f"not predicted: {label}: {why}")
     if made.changed:
-        print(f"not comparable: the run was measured under other conditions ({', '.join(made.changed)})")
+        print(f"changed since the run, which its times may depend on: {', '.join(made.changed)}")
