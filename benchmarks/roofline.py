@@ -119,8 +119,7 @@ def lines_of(
             continue
         try:
             with memory_given_back(decoder):
-                rows = max(width * (1 + STREAMS), 1 + DRAFTED)
-                found: dict[str, Any] = asdict(step_cost(decoder, context, rows, arguments.steps))
+                found: dict[str, Any] = asdict(step_cost(decoder, context, arguments.steps))
                 del found["nodes"]
         except OutOfMemory as error:
             log(f"{method:8} {width:4} rows {context:6} tokens: left out, {str(error).partition(':')[0]}")

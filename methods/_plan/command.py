@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from itertools import groupby, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,25 +15,21 @@ from specbench_ss.errors import UserError
 
 if TYPE_CHECKING:
     from specbench_ss.engine.target import Target
-    from specbench_ss.methods._plan.step_cost import StepCost
     from specbench_ss.results.acceptance_profile import Profile
 
 TAUS = (1.5, 2.0, 3.0, 4.0)  # mean tokens per step for which speedups are shown
-KIND_OF = {  # methods, and names of other tools -> kind of drafter with about the same cost
-    **dict.fromkeys(("pld", "suffix", "recycling", "ngram"), "lookup"),
-    **dict.fromkeys(("medusa", "medusa2"), "medusa"),
-    **dict.fromkeys(("eagle", "eagle2", "eagle3", "mtp"), "eagle"),
-    **dict.fromkeys(("sd", "draft_model"), "sd"),
-    "ss": "ss",
-}
 MOST_DRAFTED = 256  # tokens of a step
+MOST_REQUESTS = 1024  # at a time, as for `run`
 NOISY = 1.15  # times between rows from which a line states it
+WITH_RUN = {"against", "steps", "trust_remote_code", "as_json"}  # options that go with --against
 
 
 def command(
+    ctx: typer.Context,
     model: Annotated[str, typer.Option(help="Model to verify with: a name, folder, GGUF file or hub id.")] = "lab",
     nodes: Annotated[str, typer.Option(metavar="N,N", help="Draft tokens per step to measure.")] = "2,4,8,16",
-    context: Annotated[int, typer.Option(min=8, help="Tokens before the first step.")] = 512,
+    batch_size: Annotated[str, typer.Option(metavar="N,N", help="Requests at a time, as for `run`.")] = "1",
+    context: Annotated[str, typer.Option(metavar="N,N", help="Tokens before the first step, at least 8.")] = "512",
     draft: Annotated[str, typer.Option(metavar="MODEL", help="Also measure this draft model (sd), as a chain.")] = "",
     draft_vocab: Annotated[
         int, typer.Option(min=0, metavar="N", help="Draft among N token ids (FR-Spec). 0: among all.")
@@ -45,6 +41,10 @@ def command(
             help="speculation_profile.json of a drafter, as `ssbench export --form profile` writes it: its τ gives the "
             "speedup that it would have here.",
         ),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Predict the methods of this run and compare with its measured speedups."),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Measured steps of each row.")] = 16,
     dtype: Annotated[str, typer.Option(help="Number format of the model, as for `run`.")] = "auto",
@@ -59,20 +59,30 @@ def command(
     are. A drafter pays where its mean tokens per step (τ) exceed the step in steps of ar.
     """
     from specbench_ss.cli.shared import print_json
+    from specbench_ss.engine.engines import AUTO, EAGER, GRAPH
+    from specbench_ss.methods._plan.step_cost import LEAST_CONTEXT
     from specbench_ss.models.load import load_target
     from specbench_ss.results.acceptance_profile import read_profile
 
+    if against is not None:
+        _check_alone(ctx)
+        _against(against, steps, trust_remote_code, as_json)
+        return
     found = None if profile is None else read_profile(profile)
-    counts, kind = _counts(nodes, found), _kind_of(found, bool(draft))
+    batch_sizes = _numbers(batch_size, "--batch-size", 1, MOST_REQUESTS)
+    contexts = _numbers(context, "--context", LEAST_CONTEXT)
+    shape = Shape(_counts(nodes, found), contexts, batch_sizes, steps, draft_vocab)
+    kind = _kind_of(found, bool(draft))
+    if batch_sizes != [1] and engine == GRAPH:
+        raise UserError(f"--batch-size does not support --engine {GRAPH}; use --engine {EAGER}")
+    engine = EAGER if batch_sizes != [1] and engine == AUTO else engine
     target = load_target(model, dtype=dtype, device=device, engine=engine, trust_remote_code=trust_remote_code)
     helper = load_target(draft, dtype=target.number_format, device=str(target.device)) if draft else None
-    _check(target, helper, counts, context, steps, draft_vocab)
-    rows = [
-        _row(of, cost, found if of == kind or kind is None else None)
-        for of, cost in _measured(target, helper, counts, context, steps, draft_vocab)
-    ]
+    _check(target, helper, shape)
+    rows = [_with_profile(row, found, kind) for row in _measured(target, helper, shape)]
     if not rows:
         raise UserError(f"no kind of drafter could be measured with {model!r}")
+    best = _best(rows) if found and kind else []
     if as_json:
         settings = {
             "model": model,
@@ -80,88 +90,146 @@ def command(
             "device": str(target.device),
             "engine": target.engine,
         }
-        print_json(settings | {"context": context, "draft": draft, "draft_vocab": draft_vocab, "rows": rows})
+        print_json(settings | {"draft": draft, "draft_vocab": draft_vocab, "rows": rows, "best": best})
+        return
+    if found and (about := found.about_length()):
+        print(f"profile: {about}")
+    _print(target, rows)
+    for row in best:
+        _print_best(row, [other for other in rows if _place(other) == _place(row)], str(found and found.method))
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Settings of the measured steps: draft tokens, contexts and batch sizes, steps of each row, drafted token ids."""
+
+    counts: list[int]
+    contexts: list[int]
+    batch_sizes: list[int]
+    steps: int
+    draft_vocab: int
+
+
+def _check_alone(ctx: typer.Context) -> None:
+    """Raise UserError for an option that the run of --against sets."""
+    from specbench_ss.runs.run_options import flag
+
+    for name in ctx.params.keys() - WITH_RUN:
+        if ctx.get_parameter_source(name).name != "DEFAULT":  # type: ignore[union-attr]
+            raise UserError(f"--against does not go with {flag(name)}: the run has it")
+
+
+def _against(path: Path, steps: int, trust_remote_code: bool, as_json: bool) -> None:
+    """Predict the methods of a run and print the errors."""
+    from specbench_ss.cli.shared import print_json
+    from specbench_ss.methods._plan.against import predicted_run, print_predictions
+
+    made = predicted_run(path, steps, trust_remote_code)
+    if as_json:
+        print_json(made.as_dict())
     else:
-        if found and (about := found.about_length()):
-            print(f"profile: {about}")
-        _print(target, context, rows, found.method if found and kind else None)
+        print_predictions(made)
+
+
+def _numbers(text: str, option: str, least: int, most: int | None = None) -> list[int]:
+    """Return the numbers of a list in ascending order. Raises UserError for other text, and for other numbers."""
+    try:
+        numbers = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise UserError(f"{option} {text!r}: expected whole numbers, as in 8,16") from None
+    for number in (numbers[0], numbers[-1]):
+        if number < least or (most is not None and number > most):
+            bounds = f"at least {least}" if most is None else f"{least} to {most}"
+            raise UserError(f"{option} must be {bounds}, not {number}")
+    return numbers
 
 
 def _counts(nodes: str, found: Profile | None) -> list[int]:
     """Return the numbers of draft tokens, those of the profile among them. Raises UserError for other text."""
-    try:
-        counts = {int(part) for part in nodes.split(",")}
-    except ValueError:
-        raise UserError(f"--nodes {nodes!r}: expected whole numbers, as in 2,4,8") from None
-    if found is not None:
-        counts |= found.mean_lengths().keys()
-    if wrong := [count for count in sorted(counts) if not 1 <= count <= MOST_DRAFTED]:
-        raise UserError(f"draft tokens per step must be 1 to {MOST_DRAFTED}, not {wrong[0]}")
-    return sorted(counts)
+    counts = {*_numbers(nodes, "--nodes", 1, MOST_DRAFTED)}
+    stated = [] if found is None else sorted(found.mean_lengths())
+    if stated and not 1 <= stated[0] <= stated[-1] <= MOST_DRAFTED:
+        raise UserError(f"--profile: its draft tokens per step must be 1 to {MOST_DRAFTED}, not {stated[-1]}")
+    return sorted(counts.union(stated))
 
 
 def _kind_of(found: Profile | None, with_draft: bool) -> str | None:
     """Return the kind of drafter that a profile describes, None if it names none. Raises UserError for others."""
+    from specbench_ss.methods._plan.step_cost import KIND_OF, SD
+
     if found is None or found.method is None:
         return None
     kind = KIND_OF.get(found.method.lower())
     if kind is None:
         raise UserError(f"--profile: no kind of drafter here costs what {found.method!r} does: {', '.join(KIND_OF)}")
-    if kind == "sd" and not with_draft:
+    if kind == SD and not with_draft:
         raise UserError(f"--profile is of {found.method!r}: give its draft model with --draft")
     return kind
 
 
-def _check(target: Target, draft: Target | None, counts: list[int], context: int, steps: int, draft_vocab: int) -> None:
+def _check(target: Target, draft: Target | None, shape: Shape) -> None:
     """Raise UserError for options that the models do not allow."""
-    from specbench_ss.methods._plan.step_cost import KEPT, WARMUP
+    from specbench_ss.methods._plan.step_cost import growth
     from specbench_ss.methods.sd.draft import mismatch
 
-    longest = context + (steps + WARMUP) * KEPT + max(counts)
+    if shape.batch_sizes != [1]:
+        target.require_layer_access("--batch-size")
+    longest = shape.contexts[-1] + growth(shape.steps) + shape.counts[-1]
     for one in (target, draft):
         if one is not None and longest > one.context_length:
-            needed = f"--context {context} with {steps} steps needs {longest:,} tokens"
+            needed = f"--context {shape.contexts[-1]} with {shape.steps} steps needs {longest:,} tokens"
             raise UserError(f"{needed}, more than the context of {one.name!r} ({one.context_length:,})")
-    if draft_vocab > target.vocab_size:
+    if shape.draft_vocab > target.vocab_size:
         raise UserError(f"--draft-vocab must be at most {target.vocab_size:,}, the size of the vocabulary")
     if draft is not None and (problem := mismatch(target, draft)):
         raise UserError(f"--draft {draft.name!r} has another vocabulary: {problem}")
 
 
-def _measured(
-    target: Target, draft: Target | None, counts: list[int], context: int, steps: int, draft_vocab: int
-) -> Iterator[tuple[str, StepCost]]:
-    """Yield the cost of a step for each kind and number of draft tokens; warn of those that are left out."""
+def _measured(target: Target, draft: Target | None, shape: Shape) -> Iterator[dict[str, Any]]:
+    """Yield a row for each kind of drafter, context, batch size and number of draft tokens; warn of those left out."""
     from specbench_ss.bench.timed_sample import memory_given_back
-    from specbench_ss.methods._plan.step_cost import EAGLE, LOOKUP, MEDUSA, SD, SS, STREAMS, step_cost, untrained
+    from specbench_ss.methods._plan.step_cost import EAGLE, LOOKUP, MEDUSA, SD, SS, step_cost, untrained
 
-    for kind, count in product((LOOKUP, MEDUSA, SS, EAGLE, *([SD] if draft else [])), counts):
+    kinds = (LOOKUP, MEDUSA, SS, EAGLE, *([SD] if draft else []))
+    for kind, context, batch_size, count in product(kinds, shape.contexts, shape.batch_sizes, shape.counts):
+        place = {"drafter": kind, "context": context, "batch_size": batch_size}
         try:
-            decoder = untrained(kind, target, count, draft_vocab, draft)
+            decoder = untrained(kind, target, count, shape.draft_vocab, draft)
             with memory_given_back(decoder):
-                yield kind, step_cost(decoder, context, (count + 1) * (1 + STREAMS), steps)
+                cost = step_cost(decoder, context, shape.steps, batch_size)
+            speedups = {f"{tau:g}": tau / cost.ratio for tau in TAUS if tau <= cost.nodes + 1}
+            yield place | asdict(cost) | {"speedup": speedups}
         except UserError as error:
-            warnings.warn(f"{kind} with {count} draft tokens is left out: {error}", stacklevel=2)
+            of = f"{kind} with {count} draft tokens, batch size {batch_size} and {context:,} tokens of context"
+            warnings.warn(f"{of} is left out: {error}", stacklevel=2)
         if target.graphs is not None:
             target.graphs.evict()  # a recording needs the cache that it was made over
 
 
-def _row(kind: str, cost: StepCost, found: Profile | None) -> dict[str, Any]:
-    """Return a row of the table, JSON-ready. found: the profile of this kind of drafter."""
-    row: dict[str, Any] = {"drafter": kind, **asdict(cost)}
-    row["speedup"] = {f"{tau:g}": tau / cost.ratio for tau in TAUS if tau <= cost.nodes + 1}
-    tau = None if found is None else found.mean_lengths().get(cost.nodes)
-    return row if tau is None else row | {"profile_tau": tau, "profile_speedup": tau / cost.ratio}
+def _place(row: dict[str, Any]) -> tuple[int, int]:
+    """Return the context and the batch size of a row."""
+    return row["context"], row["batch_size"]
 
 
-def _print(target: Target, context: int, rows: list[dict[str, Any]], profiled: str | None) -> None:
-    """Print the table. profiled: method of the profile, if it names one."""
+def _with_profile(row: dict[str, Any], found: Profile | None, kind: str | None) -> dict[str, Any]:
+    """Return a row with the τ and the speedup of a profile, if it is of this kind of drafter or of no certain one."""
+    tau = None if found is None or kind not in (None, row["drafter"]) else found.mean_lengths().get(row["nodes"])
+    return row if tau is None else row | {"profile_tau": tau, "profile_speedup": tau / row["ratio"]}
+
+
+def _best(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the row with the largest speedup of the profile for each context and batch size."""
+    predicted = sorted((row for row in rows if "profile_tau" in row), key=_place)
+    return [max(own, key=lambda row: row["profile_speedup"]) for _, own in groupby(predicted, key=_place)]
+
+
+def _print(target: Target, rows: list[dict[str, Any]]) -> None:
+    """Print the table."""
     from specbench_ss.cli.printing import print_table
     from specbench_ss.results.table import Column
     from specbench_ss.results.text import format_number, format_speedup
 
-    about = f"{target.parameter_count / 1e6:,.1f} M parameters, {target.number_format}, {target.device}"
-    print(f"{target.name} ({about}), {context:,} tokens of context: a step of ar takes {rows[0]['ar_ms']:.2f} ms")
+    print(f"{target.name}: {target.parameter_count / 1e6:,.1f} M parameters, {target.number_format}, {target.device}")
     print("step: in steps of ar, of which drafting; a drafter pays where its τ is larger than its step")
     print(
         "τ=N: speedup while decoding with N tokens per step; the drafters are untrained, so they have no τ of their own"
@@ -170,30 +238,41 @@ def _print(target: Target, context: int, rows: list[dict[str, Any]], profiled: s
     def predicted_at(tau: float) -> Column:
         return Column("speedup", f"τ={tau:g}", lambda row: format_speedup(row["speedup"].get(f"{tau:g}")))
 
+    def drafting(row: dict[str, Any]) -> float | None:
+        return None if row["draft_ms"] is None else row["draft_ms"] / row["ar_ms"]
+
     columns = [
         Column("drafter", "drafter", lambda row: row["drafter"], left=True),
+        Column("context", "context", lambda row: f"{row['context']:,}"),
+        Column("batch_size", "batch", lambda row: str(row["batch_size"])),
         Column("nodes", "nodes", lambda row: str(row["nodes"])),
+        Column("ar_ms", "ar, ms", lambda row: format_number(row["ar_ms"])),
         Column("ratio", "step", lambda row: format_number(row["ratio"])),
-        Column("drafting", "drafting", lambda row: format_number(row["draft_ms"] / row["ar_ms"])),
+        Column("drafting", "drafting", lambda row: format_number(drafting(row))),
         *map(predicted_at, TAUS),
     ]
-    predicted = [row for row in rows if "profile_tau" in row]
-    if predicted:
+    if any("profile_tau" in row for row in rows):
         columns.append(Column("profile_tau", "τ of profile", lambda row: format_number(row.get("profile_tau"))))
         columns.append(Column("profile_speedup", "speedup", lambda row: format_speedup(row.get("profile_speedup"))))
     print_table(columns, [list(own) for _, own in groupby(rows, key=lambda row: row["drafter"])])
-    noise = _noise(rows)
-    if noise:
-        print(noise)
-    if predicted and profiled:
-        best = max(predicted, key=lambda row: row["profile_speedup"])
-        verdict = f"{best['profile_speedup']:.2f}× with {best['nodes']} draft tokens"
-        print(f"expected of {profiled}: {verdict}, while decoding{' (noisy)' if noise else ''}")
+    for (context, batch_size), least, most in _noisy(rows):
+        where = f"with batch size {batch_size} and {context:,} tokens of context"
+        print(f"noisy: a step of ar {where} took {least:.2f} ms in one row and {most:.2f} ms in another; raise --steps")
 
 
-def _noise(rows: list[dict[str, Any]]) -> str:
-    """Return a line if steps of `ar`, which are measured again for each row, took unequally long; else ''."""
-    least, most = (end(row["ar_ms"] for row in rows) for end in (min, max))
-    if most <= NOISY * least:
-        return ""
-    return f"noisy: a step of ar took {least:.2f} ms in one row and {most:.2f} ms in another; repeat with more --steps"
+def _noisy(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[tuple[int, int], float, float]]:
+    """Yield places whose steps of `ar`, which are measured again for each row, took unequally long: least, most."""
+    for place, own in groupby(sorted(rows, key=_place), key=_place):
+        times = [row["ar_ms"] for row in own]
+        if max(times) > NOISY * min(times):
+            yield place, min(times), max(times)
+
+
+def _print_best(best: dict[str, Any], rows: list[dict[str, Any]], method: str) -> None:
+    """Print the expected speedup of a profile for a context and a batch size. rows: of this context and batch size."""
+    tried = sorted(row["nodes"] for row in rows if "profile_tau" in row)
+    options = f"best of {', '.join(map(str, tried))}" if len(tried) > 1 else "the only number that the profile has"
+    speedup, place = best["profile_speedup"], f"batch size {best['batch_size']}, {best['context']:,} tokens of context"
+    verdict = f"{speedup:.2f}× while decoding with {best['nodes']} draft tokens ({options})"
+    doubts = [*(["it does not pay"] if speedup <= 1 else []), *(["noisy"] if [*_noisy(rows)] else [])]
+    print(f"expected of {method}, {place}: {'; '.join([verdict, *doubts])}")
