@@ -241,13 +241,13 @@ def check_draft_vocab(tensors: Mapping[str, Tensor], vocab: int) -> None:
         raise UserError(f"d2t maps to other tokens than the {int((t2d != 0).sum())} that t2d marks")
 
 
-def vocabulary_fields(stated: int | None, tensors: Mapping[str, Tensor], base: ModelInfo) -> dict[str, Any]:
+def vocabulary_fields(config_size: int | None, tensors: Mapping[str, Tensor], base: ModelInfo) -> dict[str, Any]:
     """Return the `VocabularyShape` fields of a drafter, which may lack an embedding or LM head and use the base's.
 
     Raise UserError if tensors, configuration and base do not fit together.
 
     Args:
-        stated: size of the draft vocabulary in config.json, None if it is not stated.
+        config_size: size of the draft vocabulary in config.json, None if it has none.
         tensors: the drafter's, by name.
         base: the model that is drafted for.
     """
@@ -256,7 +256,7 @@ def vocabulary_fields(stated: int | None, tensors: Mapping[str, Tensor], base: M
     for name in VOCAB_MAPS:
         if name in tensors and tensors[name].ndim != 1:
             raise UserError(f"{name} has shape {tuple(tensors[name].shape)}, it should have one dimension")
-    draft_vocab = stated or head or d2t or base.vocab_size
+    draft_vocab = config_size or head or d2t or base.vocab_size
     if draft_vocab > base.vocab_size:
         raise UserError(f"the drafter's vocabulary has {draft_vocab} words, the model's {base.vocab_size}")
     for name, length in (("lm_head.weight", head), ("d2t", d2t)):

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.decoder import Decoder, DecodeState
-from specbench_ss.engine.forward import ForwardPass, among_drafted
+from specbench_ss.engine.forward import ForwardPass, ancestor_context
 from specbench_ss.engine.kv_cache import row_numbers
 from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, TreeTensors, indices
@@ -217,7 +217,7 @@ class EagleDecoder(FeatureDecoder):
         """Return the states [1, k, h] of nodes whose ancestors are the last cached rows."""
         earlier = visible.shape[1] - len(tokens)
         depth = row_numbers(tokens.device, level, level + 1) - earlier
-        mask = current.mask(visible[:, earlier:], among_drafted(visible[:, :earlier]))
+        mask = current.mask(visible[:, earlier:], ancestor_context(visible[:, :earlier]))
         return (self._run(current, tokens, states, mask, self.rotary(current.positions(depth), states.dtype), 0),)
 
     def drop_drafted(self, state: DecodeState, passes: int) -> None:

@@ -223,7 +223,7 @@ class MTP(Eagle2):
             start = cache.get_seq_length()
             n, decided = position - start, state.ids[start + j + 1 :]
             ids = torch.cat((indices(decided, self.target.device), *tokens[max(0, j - n) :]))  # [n]
-            later, inputs = partial(self._later, j), (ids, states[:, -n:])
+            later, inputs = partial(self._next_layer, j), (ids, states[:, -n:])
             (out,) = self.target.run_pass((self, "later", j), later, cache, inputs, ((0,), (1,)), n)
             cache.commit(len(decided))
             # layer j - 1 keeps the rows of decided tokens that layer j lacks
@@ -232,7 +232,7 @@ class MTP(Eagle2):
             state.num_draft_forwards += 1
             yield states[:, -1:]
 
-    def _later(self, index: int, current: ForwardPass, tokens: Tensor, states: Tensor) -> tuple[Tensor]:
+    def _next_layer(self, index: int, current: ForwardPass, tokens: Tensor, states: Tensor) -> tuple[Tensor]:
         """Return the states [1, n, h] of layer `index` at the next n rows. tokens: [n]. states: [1, n, h]."""
         n, embedded = len(tokens), self.drafter.embed(tokens[None], self.target)
         chain = torch.ones(n, n, dtype=torch.bool, device=tokens.device).tril()

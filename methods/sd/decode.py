@@ -29,7 +29,7 @@ from specbench_ss.methods._shared.draft_vocabulary import (
 )
 from specbench_ss.methods._shared.small_llama import new_llama
 from specbench_ss.methods._shared.tree_growth import Choose, best, draw, grow
-from specbench_ss.methods.sd.draft import Draft, check_adapter, checked_lora, is_bundled_lora, merged_lora, mismatch
+from specbench_ss.methods.sd.draft import Draft, check_adapter, check_lora_fits, is_bundled_lora, merged_lora, mismatch
 from specbench_ss.models.catalog import fetchable
 from specbench_ss.models.checkpoint import find_drafter, read_config, read_training_info
 from specbench_ss.models.frequent_tokens import read_frequent_tokens
@@ -284,7 +284,7 @@ class TwoModel(Decoder):
     def check(cls, options: Any, base: ModelInfo) -> None:
         path = draft_path(options, base)
         if path is not None:
-            draft = load_draft_model(str(path), base, load_model_info, checked_lora)
+            draft = load_draft_model(str(path), base, load_model_info, check_lora_fits)
             check_pair(options, base, draft)
             cls.vocabulary_of(options, base, draft, read_frequent_tokens(path, draft.vocab_size))
 
@@ -366,12 +366,12 @@ class TwoModel(Decoder):
 
     def on_prefill(self, state: DecodeState) -> None:
         """Feed the prompt and the first token to the draft."""
-        from specbench_ss.engine.engines import replay_draft
+        from specbench_ss.engine.engines import enable_draft_cuda_graphs
 
         o = self.options
         extra = o.gamma * o.k if o.form == "tree" else 0  # cache rows of rejected tree nodes
         capacity = state.cache.capacity * (DRAFT_TOKENS_PER_TOKEN if self.retokenizer else 1)
-        replay_draft(self.draft.model, self.target)
+        enable_draft_cuda_graphs(self.draft.model, self.target)
         self.draft.reset(min(capacity, self.draft.model.context_length) + extra)
         self.gamma = o.gamma
         self.fed = []

@@ -170,7 +170,7 @@ def _of(state: DecodeState) -> RecordingCache:
 
 
 CLOSE = 1e-4  # of the largest number: what float32 may lose by summing in another order, many times over
-FIRST = 3  # ids below are special tokens
+FIRST_ORDINARY_ID = 3  # ids below are special tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +331,7 @@ class Subject:
     def random_prompt(self, length: int, seed: int = 5) -> tuple[int, ...]:
         """Return random tokens of the vocabulary, without the special ones."""
         rng = random.Random(seed)
-        return tuple(rng.randrange(FIRST, self.target.vocab_size) for _ in range(length))
+        return tuple(rng.randrange(FIRST_ORDINARY_ID, self.target.vocab_size) for _ in range(length))
 
 
 @contextmanager

@@ -172,7 +172,7 @@ class GraphPass(ForwardPass):
         pass  # `first` of `layers` states where the next rows begin
 
 
-def among_drafted(visible: Tensor) -> Context | None:
+def ancestor_context(visible: Tensor) -> Context | None:
     """Return the context of nodes that see these of the last m cached rows, bool [q, m], and all rows before them."""
     m = visible.shape[1]
 
