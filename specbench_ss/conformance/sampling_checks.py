@@ -193,9 +193,9 @@ def decided(trace: Trace) -> Iterator[tuple[str, list[int], torch.Tensor | None]
     """Yield, for each token of an answer, its position in the draft, what was drafted there, and q [V] if drawn."""
     yield "the first token", [], None
     for seen in trace.steps:
-        assert seen.tree is not None and seen.verdict is not None
+        assert seen.tree is not None and seen.result is not None
         children = seen.tree.topology.children()
-        for depth, node in enumerate(seen.verdict.path):
+        for depth, node in enumerate(seen.result.path):
             q = seen.tree.children_probs(node)
             drafted = seen.tree.tokens[children[node]].tolist()
             yield position(depth, drafted), drafted, q if drafted else None
@@ -338,8 +338,8 @@ def greediness(subject: Subject, case: Case) -> str:
     if subject.one.max_tokens_per_step() != 1 and not any(seen.tree and len(seen.tree) > 1 for seen in trace.steps):
         raise Untested("nothing was drafted at temperature 0")
     for seen in trace.steps:
-        assert seen.verdict is not None
-        for node, token in zip(seen.verdict.path, seen.verdict.tokens, strict=True):
+        assert seen.result is not None
+        for node, token in zip(seen.result.path, seen.result.tokens, strict=True):
             row = seen.logits[node]
             if float(row[token]) < float(row.max()):
                 return f"after {seen.ids}, node {node} of the draft: {token}, the logits have {int(row.argmax())} first"
