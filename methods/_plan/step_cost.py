@@ -89,7 +89,7 @@ def untrained(
     if kind == MEDUSA:
         heads = MedusaHeads(len(RANKS), 1, target.hidden_size, target.vocab_size, own_unembed=own_heads)
         heads, tree = with_frequent_tokens(heads, target.vocab_size), tree_of(best_tree(RANKS, nodes))
-        return Medusa(target, MedusaOptions(draft_vocab=vocab), heads, tree)
+        return Medusa(target, MedusaOptions(draft_vocab=vocab), heads, tree=tree)
     if kind == EAGLE:
         drafter, config = new_eagle(target)
         size = Eagle2.with_nodes({}, nodes)

@@ -204,6 +204,9 @@ def speculators_config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
     return speculators.config_json("peagle", _layers(drafter, base), depths, base, **fields, **more)
 
 
+vllm_config_of = speculators_config_of
+
+
 def _layers(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
     """Return the fields of the drafter's layers."""
     fields = {

@@ -24,7 +24,6 @@ from specbench_ss.errors import UserError, prefixed
 from specbench_ss.methods._shared.draft_vocabulary import (
     DraftVocabulary,
     draft_vocabulary,
-    sizes_to_try,
     vocabulary_option,
 )
 from specbench_ss.methods._shared.small_llama import new_llama
@@ -334,9 +333,9 @@ class TwoModel(Decoder):
     def search_space(self) -> Mapping[str, Sequence[Any]]:
         if self.options.form == "tree":
             tree = {"gamma": (1, 2, 3, 4, 5, 6), "k": (1, 2, 3, 4, 6), "nodes": NODES, "form": ("chain", "tree")}
-            return {**tree, **sizes_to_try(self.draft.vocabulary, self.frequent_tokens)}
+            return {**tree, **self.draft.vocabulary.search_space()}
         chain: dict[str, Sequence[Any]] = {"gamma": (1, 2, 3, 4, 5, 6, 8, 10), "threshold": (0.0, 0.2, 0.4, 0.6, 0.8)}
-        chain |= sizes_to_try(self.draft.vocabulary, self.frequent_tokens)
+        chain |= self.draft.vocabulary.search_space()
         return chain if self.retokenizer else {**chain, "form": ("chain", "tree")}
 
     def metadata(self) -> dict[str, Any]:

@@ -92,14 +92,15 @@ class UNO(DrafterDecoder):
         self.size, self.tree_nodes = self.resolve_options(options, config or {}, drafter, target)
         super().__init__(target, options, drafter, config)
         self.blocks = gated_blocks(target, self.drafter, first=1) if blocks is None else blocks
+        self.shared = (self.blocks,)
         self.windows = {block.window for block in self.blocks}
         self.noise = noise_table(target.vocab_size, self.size - 1, target.device)
         self.visible = torch.ones(self.size, self.size, dtype=torch.bool, device=target.device).tril()
 
     @classmethod
-    def check(cls, options: Any, base: ModelInfo) -> dict[str, Any]:
+    def require(cls, base: ModelInfo) -> None:
         base.require_layer_access(cls.name)
-        return super().check(options, base)
+        super().require(base)
 
     @classmethod
     def read(cls, options: Any, path: Path, base: ModelInfo, read: Read) -> tuple[RowLora, dict[str, Any]]:
@@ -113,10 +114,6 @@ class UNO(DrafterDecoder):
         if not config.get("base_hash"):
             warn_of_other_base(path, target)
         return cls(target, options, drafter, config)
-
-    def apply_options(self, options: Any) -> UNO:
-        """Return the decoder with the same layers and resolved options."""
-        return UNO(self.target, options, self.drafter, self.config, self.blocks)
 
     @classmethod
     def resolve_options(cls, options: Any, config: Mapping[str, Any], drafter: Any, base: ModelInfo) -> tuple[int, int]:
@@ -162,7 +159,7 @@ class UNO(DrafterDecoder):
     def search_space(self) -> Mapping[str, Sequence[Any]]:
         trained = self.config.get("block", MOST_BLOCK)
         blocks = [block for block in BLOCKS if block <= trained]
-        return {"block": blocks, **self.vocabulary_sizes()}
+        return {"block": blocks, **self.vocabulary.search_space()}
 
     def drafter_weights(self) -> Iterable[Tensor]:
         """Return the weights of a draft pass: the target's, of the LM head the selected rows, and the LoRA's."""

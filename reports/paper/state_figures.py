@@ -172,7 +172,7 @@ def _cosines(
     made = {"stream": stream_states(target, streams, states, at)}
     made["current"] = [layer[0][at][:, None].expand(-1, g, -1) for layer in true]  # what doing nothing would give
     if medusa is not None:
-        made["Medusa head"] = [medusa.heads.states(states.final[0][at]).transpose(0, 1)]
+        made["Medusa head"] = [medusa.drafter.states(states.final[0][at]).transpose(0, 1)]
     for whose, own in made.items():
         for layer, cosines in enumerate(similarity(own, true, at), start=n + 1 - len(own)):
             yield from ((whose, j, layer, value) for j, value in enumerate(cosines, start=1))

@@ -44,6 +44,12 @@ class ForwardPass:
         """
         raise NotImplementedError
 
+    def causal_mask(self, n: int) -> Tensor | None:
+        """Return the additive mask of n successive tokens; None for a prompt, which layers mask themselves."""
+        if self.is_prompt:
+            return None
+        return self.mask(torch.ones(n, n, dtype=torch.bool, device=self.target.device).tril())
+
     def rotary(self, positions: Tensor) -> Rotary:
         """Return the position inputs of the target's layers at positions [1, n]."""
         raise NotImplementedError
