@@ -48,7 +48,7 @@ class DrafterDecoder(Decoder):
     def __init__(self, target: Target, options: Any, drafter: Any, config: dict[str, Any] | None = None) -> None:
         super().__init__(target, options)
         self.drafter = target.to_target_dtype_device(drafter, self.name)
-        self.vocabulary = self.vocabulary_of(options, drafter, target).to(target.device)
+        self.vocabulary = vocabulary_of(options, drafter, target, self.name).to(target.device)
         self.head_rows = head_rows(self.vocabulary, lm_heads(drafter), target, self.name)
         self.config = config or {}
         self.training_info = checkpoint.read_training_info(self.config)
@@ -62,12 +62,6 @@ class DrafterDecoder(Decoder):
     @abstractmethod
     def resolve_options(cls, options: Any, config: Mapping[str, Any], drafter: Any, base: ModelInfo) -> Any:
         """Resolve the options for this drafter. Raise UserError for what it cannot draft."""
-
-    @classmethod
-    def vocabulary_of(cls, options: Any, drafter: Any, base: ModelInfo) -> DraftVocabulary:
-        """Return the tokens that the options and the drafter allow to draft. Raise UserError if unsupported."""
-        own, frequent = (getattr(drafter, name, None) for name in ("vocab_ids", "frequent_tokens"))
-        return draft_vocabulary(getattr(options, VOCABULARY, ""), base.vocab_size, cls.name, own, frequent)
 
     def lm_head(self, states: Tensor) -> Tensor:
         """Return draft logits [.., draft vocabulary] of final states [.., h] by the target's LM head."""
@@ -144,7 +138,7 @@ class DrafterDecoder(Decoder):
         drafter.frequent_tokens = read_frequent_tokens(path, drafted.vocab_size)
         warn_of_differences(cls.name, path, config, cls.target_copies, cls.weight_names, drafted)
         options, advised = cls.advised_by(options, config, drafted, path)
-        cls.vocabulary_of(options, drafter, drafted)
+        vocabulary_of(options, drafter, drafted, cls.name)
         cls.resolve_options(options, config, drafter, drafted)
         return selected | advised
 
@@ -169,6 +163,12 @@ class DrafterDecoder(Decoder):
         """Return the same drafter with other options."""
         options, _ = self.advised_by(options, self.config, self.target, Path("config.json"))
         return type(self)(self.target, options, self.drafter, self.config, *self.shared)
+
+
+def vocabulary_of(options: Any, drafter: Any, base: ModelInfo, method: str) -> DraftVocabulary:
+    """Return the tokens that the options and the drafter allow to draft. Raise UserError if unsupported."""
+    own, frequent = (getattr(drafter, name, None) for name in ("vocab_ids", "frequent_tokens"))
+    return draft_vocabulary(getattr(options, VOCABULARY, ""), base.vocab_size, method, own, frequent)
 
 
 def lm_heads(drafter: Any) -> list[tuple[Tensor, Tensor | None]]:

@@ -28,7 +28,7 @@ from specbench_ss.engine.tree import MOST_NODES, AnyTopology, DraftTree, TreeTop
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.methods._shared.draft_vocabulary import vocabulary_option, with_frequent_tokens
-from specbench_ss.methods._shared.drafting import VOCABULARY, DrafterDecoder
+from specbench_ss.methods._shared.drafting import VOCABULARY, DrafterDecoder, vocabulary_of
 from specbench_ss.methods._shared.lossy_acceptance import accept_per_path, accept_typical
 from specbench_ss.models.load import hash_weights
 from specbench_ss.models.tiny import randomise
@@ -275,7 +275,7 @@ class TreeHeads(DrafterDecoder):
             raise UserError(f"{cls.name}: heads must be 1 to {count}, or 0 for all, not {options.heads}")
         heads = options.heads if options.heads > 0 else count
         tree = tree_of(requested_tree(options.tree, options.nodes, config, heads, cls.name), cls.name)
-        check_tree(tree, count, cls.vocabulary_of(options, drafter, base).size, cls.name)
+        check_tree(tree, count, vocabulary_of(options, drafter, base, cls.name).size, cls.name)
         return tree
 
     @classmethod

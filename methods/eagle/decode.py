@@ -23,7 +23,7 @@ from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.draft_vocabulary import vocabulary_option, with_frequent_tokens
-from specbench_ss.methods._shared.drafting import VOCABULARY, FeatureDecoder, Read
+from specbench_ss.methods._shared.drafting import VOCABULARY, FeatureDecoder, Read, vocabulary_of
 from specbench_ss.methods._shared.heads import (
     Choice,
     StaticTree,
@@ -198,7 +198,7 @@ class Eagle(EagleDecoder):
         depth = options.depth or MOST_DEPTH
         choices = requested_tree(options.tree, options.nodes, config, depth, cls.name, PUBLISHED, "levels")
         tree = tree_of(choices, cls.name)
-        check_tree(tree, depth, cls.vocabulary_of(options, drafter, base).size, cls.name)
+        check_tree(tree, depth, vocabulary_of(options, drafter, base, cls.name).size, cls.name)
         return tree
 
     @classmethod
@@ -345,7 +345,7 @@ class Eagle2(EagleDecoder):
     def resolve_options(cls, options: Any, config: Mapping[str, Any], drafter: Any, base: ModelInfo) -> Size:
         """Return the tree's size."""
         depth = cls.published_depth if options.depth < 0 else options.depth
-        k = min(options.top_k or 10, cls.vocabulary_of(options, drafter, base).size)
+        k = min(options.top_k or 10, vocabulary_of(options, drafter, base, cls.name).size)
         total = options.total_tokens or 60
         return Size(min(total - 1, k + depth * k * k), depth, k)
 

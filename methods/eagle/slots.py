@@ -138,14 +138,13 @@ class DynamicTree:
     """EAGLE-2's tree over a drafter's slots: each level expands the nodes of the greatest path probability."""
 
     def __init__(self, slots: Slots, size: Size) -> None:
-        self.slots, self.size = slots, size
+        self.slots, self.size, self.rows = slots, size, max(1, size.slots)
         self._drafted = TreeTensors()
 
     def draft(self, state: DecodeState) -> DraftTree:
         """Expand nodes by path probability, level by level (EAGLE-2 sec. 4.1); keep the best nodes (sec. 4.2)."""
         slots, inputs = self.slots, (state.root, self.slots.newest)
-        rows = max(1, self.size.slots)
-        tensors: Any = slots.target.run_pass((self, "grow"), self._grow, slots.cache, inputs, rows=rows)
+        tensors: Any = slots.target.run_pass((self, "grow"), self._grow, slots.cache, inputs, rows=self.rows)
         slots.drop_drafted(state, self.size.depth)
         return self._drafted.tree(tensors)
 

@@ -28,7 +28,7 @@ from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.draft_vocabulary import vocabulary_option, with_frequent_tokens
-from specbench_ss.methods._shared.drafting import VOCABULARY, FeatureDecoder, Read
+from specbench_ss.methods._shared.drafting import VOCABULARY, FeatureDecoder, Read, vocabulary_of
 from specbench_ss.methods._shared.tree_growth import draw
 from specbench_ss.methods.eagle.decode import BEAMS, TOTALS
 from specbench_ss.methods.eagle.drafter import MOST_DEPTH
@@ -119,7 +119,7 @@ class MTP(FeatureDecoder):
             raise UserError(f"mtp: {problem}")
         if options.mode == "chain":
             return Size(min(levels, options.nodes or levels), min(levels, options.nodes or levels) - 1, 1)
-        k = min(options.top_k, cls.vocabulary_of(options, drafter, base).size)
+        k = min(options.top_k, vocabulary_of(options, drafter, base, cls.name).size)
         return Size(min(options.nodes or TREE_NODES, k + (levels - 1) * k * k), levels - 1, k)
 
     @classmethod

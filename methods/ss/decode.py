@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import msgspec
 import torch
@@ -22,7 +22,7 @@ from specbench_ss.engine.tree import DeviceTopology, DraftTree, TreeTensors
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.draft_vocabulary import with_frequent_tokens
-from specbench_ss.methods._shared.drafting import VOCABULARY, DrafterDecoder, Read
+from specbench_ss.methods._shared.drafting import VOCABULARY, DrafterDecoder, Read, vocabulary_of
 from specbench_ss.methods._shared.heads import MOST_FUSED
 from specbench_ss.methods.ss.config import (
     Settings,
@@ -94,6 +94,7 @@ class SpeculativeStreaming(DrafterDecoder):
         "fewer-streams": (TWO_LAYERS, {"gamma": 1, "k": 3}),
         "drawn": (TWO_LAYERS, {"k": 3, "n_draft": 9, "n_keep": 5, "sample": "on"}),
     }
+    drafter: Streams
     restricted: ClassVar[tuple[str, ...]] = ("best-nodes", "parent", "drawn")  # forms that draw from part of the tokens
 
     def __init__(
@@ -121,11 +122,6 @@ class SpeculativeStreaming(DrafterDecoder):
         self._stream_rows: Tensor | None = None  # [m, gamma, V], stream logits of this step; None = not fused
         self._drafted = TreeTensors()
         self._next_logits: Tensor | None = None  # [gamma, V], of next_streams, unconditioned; None = not fused
-
-    @property
-    def streams(self) -> Streams:
-        """Return the streams, which are the drafter."""
-        return cast("Streams", self.drafter)
 
     # -- loading ------------------------------------------------------------------------------------------------
 
@@ -185,7 +181,7 @@ class SpeculativeStreaming(DrafterDecoder):
         settings = resolve(options, shape, base, cls.name)
         if shape.main_attends_streams and any(base.windows[first_msa_layer:]):
             raise UserError(f"{cls.name}: main_attends_streams is not defined for layers with a sliding window")
-        cls.vocabulary_of(options, drafter, base).require(settings.k, cls.name)
+        vocabulary_of(options, drafter, base, cls.name).require(settings.k, cls.name)
         return settings
 
     @classmethod
@@ -214,12 +210,12 @@ class SpeculativeStreaming(DrafterDecoder):
             asdict(s)
             | switches
             | self.vocabulary.metadata()
-            | {"streams": self.streams.config.as_dict(), "streams_hash": hash_weights(self.streams)}
+            | {"streams": self.drafter.config.as_dict(), "streams_hash": hash_weights(self.drafter)}
         )
 
     def search_space(self) -> Mapping[str, Sequence[Any]]:
         """Return size and shape of the tree, or the length of a chain."""
-        s, gammas = self.settings, range(1, self.streams.config.gamma + 1)
+        s, gammas = self.settings, range(1, self.drafter.config.gamma + 1)
         if self.options.mode == "chain":
             return {"gamma": gammas, **self.vocabulary.search_space()}
         full = full_size(s.gamma, s.k)
@@ -251,7 +247,7 @@ class SpeculativeStreaming(DrafterDecoder):
 
     def stream_work(self) -> int:
         """Return the weight elements multiplied per node for its streams: attention, adapters and MLPs."""
-        target, c = self.target, self.streams.config
+        target, c = self.target, self.drafter.config
         upper, adapters = slice(c.check_layers(target.n_layers), None), 2 * target.hidden_size * c.adapter_rank
         with_mlp = c.keep_mlp or not c.adapter_rank
         layers = of_layers(target, upper) if with_mlp else of_attention(target, upper)
@@ -262,15 +258,15 @@ class SpeculativeStreaming(DrafterDecoder):
 
     def _with_streams(self, main: Tensor, positions: Tensor, carriers: slice) -> tuple[Tensor, Tensor]:
         """Append gamma streams of the carrier rows of main [1, m, h]: return [1, m + c*gamma, h] and positions."""
-        streams = self.streams.insert(main[:, carriers], self.gamma, self.streams.packed(self.target.prepack))
-        ahead = stream_positions(self.target, positions[carriers], self.gamma, self.streams.config.stream_position)
+        streams = self.drafter.insert(main[:, carriers], self.gamma, self.drafter.packed(self.target.prepack))
+        ahead = stream_positions(self.target, positions[carriers], self.gamma, self.drafter.config.stream_position)
         return torch.cat((main, streams), 1), torch.cat((positions, ahead))
 
     # -- decoding -----------------------------------------------------------------------------------------------
 
     def prefill(self, state: DecodeState, ids: Tensor) -> Output:
         """Run the prompt, with streams at its last token only."""
-        if self.streams.config.main_attends_streams:
+        if self.drafter.config.main_attends_streams:
             return self._prefill_attending(state, ids)
         target, cache, s, g = self.target, state.cache, ids.shape[1], self.gamma
         out = target.prefill(ids, cache, (self.first_msa_layer,))
@@ -278,7 +274,7 @@ class SpeculativeStreaming(DrafterDecoder):
         rows, all_positions = self._with_streams(out.hidden_states[self.first_msa_layer], last, slice(None))
         current, mask = target.pass_type(target, cache, s + g), target.causal_mask(g, s)
         rotary = current.rotary(all_positions[None, 1:])
-        self._last_streams = self.streams.run(current, rows[:, 1:], Layout(0, g), mask, rotary)[0]
+        self._last_streams = self.drafter.run(current, rows[:, 1:], Layout(0, g), mask, rotary)[0]
         return out
 
     def _prefill_attending(self, state: DecodeState, ids: Tensor) -> Output:
@@ -290,7 +286,7 @@ class SpeculativeStreaming(DrafterDecoder):
         rows, all_positions = self._with_streams(x, positions, slice(s - 1, s))
         causal = torch.ones(s, s, dtype=torch.bool, device=target.device).tril()
         mask = target.block_mask(stream_visibility(causal, g, positions[-1:], attends=True), 0)
-        x = self.streams.run(current, rows, Layout(s, g), mask, current.rotary(all_positions[None]))
+        x = self.drafter.run(current, rows, Layout(s, g), mask, current.rotary(all_positions[None]))
         cache.commit(s)
         final, self._last_streams = target.family.norm(x[:, s - 1 : s]), x[0, s:]
         return Output(target.logits(final), None, {FINAL: final})
@@ -312,7 +308,7 @@ class SpeculativeStreaming(DrafterDecoder):
     def _draft(self, fused: bool, _: ForwardPass, root: Tensor, states: Tensor) -> tuple[Tensor, ...]:
         """Return the tensors of the tree under the root [1]. fused, states: as of `_stream_logits`."""
         logits, s = self._stream_logits(fused, root, states), self.settings  # [gamma, draft vocabulary]
-        if self.streams.config.parent_rank:
+        if self.drafter.config.parent_rank:
             tree = conditioned_tree(root, logits, self.conditioning.corrections, s.k, s.n_draft)
         else:
             tree = draft_tree(root, logits, s.k, s.n_draft)
@@ -326,7 +322,7 @@ class SpeculativeStreaming(DrafterDecoder):
         if fused:
             return self.conditioning.corrected(states, root) if self.conditioning.rank else states
         final = self.target.family.norm(states)
-        return self.lm_head(self.streams.condition_on_tokens(self.target, final, root))
+        return self.lm_head(self.drafter.condition_on_tokens(self.target, final, root))
 
     def forward(self, state: DecodeState, tree: DraftTree) -> Output:
         """Run the lower layers over the tree, prune, insert streams, run the MSA layers over kept nodes and streams."""
@@ -384,11 +380,11 @@ class SpeculativeStreaming(DrafterDecoder):
         (x,) = current.run(x, at, self.first_msa_layer, mask, rotary)
         m = x.shape[1]
         rows, all_positions = self._with_streams(x, positions[0], slice(None))
-        attends = self.streams.config.main_attends_streams
+        attends = self.drafter.config.main_attends_streams
         mask = current.mask(stream_visibility(visible, g, None, attends))
         assert mask is not None
         layout, rotary = Layout(m, g, self.settings.top_p), current.rotary(all_positions[None])
-        x = self.streams.run(current, rows, layout, mask, rotary)
+        x = self.drafter.run(current, rows, layout, mask, rotary)
         # the LM head is read from memory for any number of rows, so one matmul for nodes and streams saves a read
         fused = self._fused_rows(m)
         final = target.family.norm(x if fused else x[:, :m])
@@ -406,7 +402,7 @@ class SpeculativeStreaming(DrafterDecoder):
         if min(s.n_keep, len(tree)) == 1:
             return tree.tokens.new_zeros(1)
         inner, parents = nodes_to_score(tree, leaves=not on_host)
-        exits = self.lm_head(self.target.family.norm(self.streams.early_exit(x[0, inner])))  # [inner, draft vocabulary]
+        exits = self.lm_head(self.target.family.norm(self.drafter.early_exit(x[0, inner])))  # [inner, draft vocabulary]
         return prune(self.vocabulary.draft_columns(tree), parents, exits, s.n_keep, s.threshold)
 
     def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:

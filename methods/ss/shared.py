@@ -50,19 +50,19 @@ class SharedStreaming(FineTunedDecoder, SpeculativeStreaming):
     def search_space(self) -> Mapping[str, Sequence[Any]]:
         """Return the search space of `ss`, without gamma under eq. 3, where it is part of the model."""
         space = dict(super().search_space())
-        if self.streams.config.main_attends_streams:
+        if self.drafter.config.main_attends_streams:
             space.pop("gamma", None)
         return space
 
     def next_logits(self, prompt: Sequence[int], answer: Sequence[int], cache: Cache | None = None) -> Tensor:
         """Return the next logits as in decoding: streams at answer rows and at the last prompt row only."""
-        if not self.streams.config.main_attends_streams:
+        if not self.drafter.config.main_attends_streams:
             return super().next_logits(prompt, answer, cache)
         return self._fresh(prompt, answer, cache)[-1].float()
 
     def answer_logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Iterator[Tensor]:
         """Yield the logits at successive tokens of an answer; of a long answer at its first tokens."""
-        if not self.streams.config.main_attends_streams:
+        if not self.drafter.config.main_attends_streams:
             yield from self.target.answer_logits(prompt, answer)
             return
         most = max(1, min(MOST_TOKENS, MOST_LOGITS // self.target.vocab_size))
@@ -72,7 +72,7 @@ class SharedStreaming(FineTunedDecoder, SpeculativeStreaming):
         """Return logits [len(answer) + 1, V] after the prompt and after each token of the answer."""
         s, device = self.settings, self.target.device
         options = SSOptions(gamma=s.gamma, k=1, prune="off", stream_attention_top_p=s.top_p)
-        unpruned = SharedStreaming(self.target, options, self.streams, self.config, self.conditioning)
+        unpruned = SharedStreaming(self.target, options, self.drafter, self.config, self.conditioning)
         cache = cache or self.target.new_cache(len(prompt) + (len(answer) + 1) * (1 + s.gamma))
         state = DecodeState([*prompt, *answer], len(prompt), torch.empty(0), cache, SamplingParams())
         first = unpruned.prefill(state, torch.tensor([list(prompt)], device=device)).logits[0, -1:]
@@ -112,7 +112,7 @@ class SharedAutoregressive(SharedStreaming):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.attending = self.streams.config.main_attends_streams
+        self.attending = self.drafter.config.main_attends_streams
 
     @classmethod
     def baseline_for(cls, options: Any) -> MethodSpec:

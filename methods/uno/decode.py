@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Le
@@ -104,16 +104,15 @@ class UNO(DrafterDecoder):
 
     @classmethod
     def read(cls, options: Any, path: Path, base: ModelInfo, read: Read) -> tuple[RowLora, dict[str, Any]]:
-        """Return the LoRA of a peft folder, and the config.json that `ssbench train uno` adds."""
-        lora = read_lora(path, without_weights(base.config), read)
-        return lora, read_config(path) if (path / "config.json").is_file() else {}
+        """Return the LoRA of a peft folder, and the config.json that `ssbench train uno` adds.
 
-    @classmethod
-    def build(cls, target: Target, options: Any, drafter: RowLora, config: dict[str, Any], path: Path) -> Self:
-        """Return the decoder; without the hash of its base in config.json, compare the name of that base."""
+        Without the hash of its base in config.json, compare the name of that base.
+        """
+        lora = read_lora(path, without_weights(base.config), read)
+        config = read_config(path) if (path / "config.json").is_file() else {}
         if not config.get("base_hash"):
-            warn_of_other_base(path, target)
-        return cls(target, options, drafter, config)
+            warn_of_other_base(path, base)
+        return lora, config
 
     @classmethod
     def resolve_options(cls, options: Any, config: Mapping[str, Any], drafter: Any, base: ModelInfo) -> tuple[int, int]:

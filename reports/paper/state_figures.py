@@ -126,7 +126,7 @@ class Figure5(PaperExperiment):
         config, request = self.configs(bench.request)["answers"], bench.request
         run = bench.measure(config, "answers")
         target = bench.target()
-        streams = _loaded(SpeculativeStreaming, request, target).streams
+        streams = _loaded(SpeculativeStreaming, request, target).drafter
         medusa = None if missing_for("medusa", request) else _loaded(Medusa, request, target)
         answers = {r.question_id: r.token_ids or [] for r in run.run.rows if r.ok and r.turn == 0}
         found: list[tuple[str, int, int, float]] = []
@@ -281,7 +281,7 @@ class Figure6(TrainingExperiment):
 
 def _states_of_training(bench: Bench, target: Target, text: PackedText) -> Iterator[tuple[str, nn.Module, Loss]]:
     """Yield the series: name, model whose MLPs get the gradient, and loss."""
-    trained = SpeculativeStreaming.load(target, SSOptions()).streams
+    trained = SpeculativeStreaming.load(target, SSOptions()).drafter
     stages: tuple[tuple[str, str, How], ...] = (
         ("shared, at the start", "shared-start", "prepare"),
         (f"shared, {STEPS} steps", "shared-trained", "train"),
