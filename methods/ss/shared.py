@@ -17,10 +17,11 @@ from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import MOST_LOGITS, Output, Target
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.methods._shared.drafting import VOCABULARY
+from specbench_ss.methods._shared.drafting import VOCABULARY, Read
 from specbench_ss.methods._shared.fine_tuned import FineTunedDecoder, check_lora, fine_tuned, merged_target
 from specbench_ss.methods.ss.config import SharedAROptions, SSOptions, StreamConfig
 from specbench_ss.methods.ss.decode import Forms, SpeculativeStreaming
+from specbench_ss.methods.ss.layers import Streams
 from specbench_ss.options import MethodSpec
 
 MOST_TOKENS = 256  # of an answer in one pass with streams
@@ -87,10 +88,10 @@ class SharedStreaming(FineTunedDecoder, SpeculativeStreaming):
         return fine_tuned(target)
 
     @classmethod
-    def drafted_model_info(cls, base: ModelInfo, path: Path) -> ModelInfo:
-        """Return the configuration of the base, which the LoRA leaves. Raise UserError for anything but a LoRA."""
+    def read(cls, options: Any, path: Path, base: ModelInfo, read: Read) -> tuple[Streams, dict[str, Any]]:
+        streams, config = super().read(options, path, base, read)
         check_lora(path, "ss-shared")
-        return base
+        return streams, config
 
     @classmethod
     def drafted_model(cls, target: Target, path: Path) -> Target:
