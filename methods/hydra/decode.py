@@ -56,9 +56,15 @@ class Hydra(TreeHeads):
     paper = "Ankner et al. 2024, arXiv:2402.05109"
     Options = HydraOptions
 
-    def __init__(self, *args: Any, **tree: Any) -> None:
-        super().__init__(*args, **tree)
-        target = self.target
+    def __init__(
+        self,
+        target: Target,
+        options: HeadsOptions,
+        drafter: HydraHeads,
+        config: dict[str, Any] | None = None,
+        tree: StaticTree | None = None,
+    ) -> None:
+        super().__init__(target, options, drafter, config, tree)
         self.layer = input_layer(self.config, target.n_layers)  # whose input the heads read
         self.aux_hidden_state_layers = () if self.layer == FINAL else (self.layer,)
         self.levels = levels_of(self.tree, target.device)

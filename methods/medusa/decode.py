@@ -19,7 +19,7 @@ from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared import fine_tuned
 from specbench_ss.methods._shared.drafting import Read
-from specbench_ss.methods._shared.heads import MOST_FUSED, HeadsOptions, TreeHeads
+from specbench_ss.methods._shared.heads import MOST_FUSED, HeadsOptions, StaticTree, TreeHeads
 from specbench_ss.methods._shared.target_copies import Copies
 from specbench_ss.methods.medusa.heads import HEADS_FILES, MedusaHeads, read_heads, vllm_config_of, vllm_tensors
 from specbench_ss.models.checkpoint import own_fields, write_tensors
@@ -45,10 +45,17 @@ class Medusa(TreeHeads):
     target_copies: ClassVar[Copies] = {r"lm_head\.weight": "LM head"}  # of vLLM's layout
     changes_model: ClassVar[bool] = False  # decodes with a backbone in the folder
 
-    def __init__(self, *args: Any, **tree: Any) -> None:
-        super().__init__(*args, **tree)
+    def __init__(
+        self,
+        target: Target,
+        options: HeadsOptions,
+        drafter: MedusaHeads,
+        config: dict[str, Any] | None = None,
+        tree: StaticTree | None = None,
+    ) -> None:
+        super().__init__(target, options, drafter, config, tree)
         flat = [h * self.tree.width + r for h, r in zip(self.tree.heads, self.tree.ranks, strict=True)]
-        self.gather = torch.tensor(flat, device=self.target.device)
+        self.gather = torch.tensor(flat, device=target.device)
         self._next_logits: Tensor | None = None  # [heads, V], computed in the last pass for this draft
 
     @classmethod
