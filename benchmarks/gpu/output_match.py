@@ -34,7 +34,7 @@ from specbench_ss import registry, storage, user_files
 from specbench_ss.engine import decoder as decoder_module
 from specbench_ss.engine.cuda_graphs import CudaGraphRunner, Pass, Replay, run_eagerly
 from specbench_ss.engine.decoder import Decoder
-from specbench_ss.engine.engines import EAGER, GRAPH, replay_steps
+from specbench_ss.engine.engines import EAGER, GRAPH, enable_cuda_graphs
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
@@ -140,7 +140,7 @@ class Bench:
         loaded = EAGER if engine == CALLED else engine
         self.target = load_target("lab", dtype=dtype, device=arguments.device, engine=loaded)
         if engine == CALLED:
-            replay_steps(self.target, run_eagerly, "calls")
+            enable_cuda_graphs(self.target, run_eagerly, "calls")
         self.counted: Counted | None = None
         if (passes := self.target.graphs) is not None:
             passes.replay = self.counted = Counted(passes.replay)

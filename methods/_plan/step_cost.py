@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -130,7 +129,7 @@ def untrained(
     if kind == MEDUSA:
         heads = MedusaHeads(len(RANKS), 1, target.hidden_size, target.vocab_size, own_unembed=own_heads)
         heads = with_frequent_tokens(heads, target.vocab_size)
-        return Medusa.build(target, MedusaOptions(nodes=nodes, draft_vocab=vocab), heads, {"accuracies": RANKS}, Path())
+        return Medusa(target, MedusaOptions(nodes=nodes, draft_vocab=vocab), heads, {"accuracies": RANKS})
     if kind == EAGLE:
         drafter, config = new_eagle(target)
         size = Eagle2.with_nodes({}, nodes)

@@ -55,11 +55,13 @@ class DraftVocabulary:
 
     vocab: size of the target's vocabulary. ids: int64 [n], distinct; None = all tokens in order. selected: hash of the
     ids if the option chose them, so that rows of a whole LM head are selected; '' for the drafter's own vocabulary.
+    ranked: the drafter's folder lists all tokens by frequency, so that there can be any number.
     """
 
     vocab: int
     ids: Tensor | None = None
     selected: str = ""
+    ranked: bool = False
 
     @property
     def size(self) -> int:
@@ -80,6 +82,12 @@ class DraftVocabulary:
         """Return size and hash for the manifest; nothing for the whole vocabulary."""
         size = {} if self.ids is None else {"draft_vocab": self.size}
         return size | ({"draft_vocab_hash": self.selected} if self.selected else {})
+
+    def search_space(self) -> dict[str, list[str]]:
+        """Return the option with values for tuning, {} without frequent tokens."""
+        sizes = [str(size) for size in SIZES if self.vocab // 16 <= size <= self.vocab // 2]
+        usable = self.ranked and (bool(self.selected) or self.ids is None)
+        return {"draft_vocab": [ALL, *sizes]} if usable and sizes else {}
 
     def require(self, candidates: int, method: str) -> None:
         """Raise UserError if a node's candidates are more than the tokens."""
@@ -131,26 +139,27 @@ def draft_vocabulary(
         own: token ids of the drafter's own draft vocabulary, int64 [n], if any.
         frequent: token ids, int64 [V], the most frequent first, if the drafter's folder has them.
     """
+    ranked = frequent is not None
     if given in ("", ALL):
-        return DraftVocabulary(vocab, own)
+        return DraftVocabulary(vocab, own, ranked=ranked)
     if own is not None:
         problem = f"the drafter has its own draft vocabulary of {len(own)} tokens"
         raise UserError(f"{method}: {problem}; leave out draft_vocab, also for fewer tokens")
     if not given.isdecimal():
         with prefixed(method):
-            return _chosen(vocab, read_token_ids(Path(given), vocab))
+            return _chosen(vocab, read_token_ids(Path(given), vocab), ranked)
     count = int(given)
     if not 1 <= count <= vocab:
         raise UserError(f"{method}: draft_vocab must be 1 to {vocab}, the size of the vocabulary, not {given}")
     if frequent is None:
         how = "give a file of token ids, draft_vocab=FILE, or train the drafter again"
         raise UserError(f"{method}: draft_vocab={given} requires {FILE} in the drafter's folder; {how}")
-    return _chosen(vocab, frequent[:count])
+    return _chosen(vocab, frequent[:count], ranked)
 
 
-def _chosen(vocab: int, ids: Tensor) -> DraftVocabulary:
+def _chosen(vocab: int, ids: Tensor, ranked: bool) -> DraftVocabulary:
     content = repr(len(ids)).encode() if ids.is_meta else ids.cpu().numpy().tobytes()  # meta: of a file's header alone
-    return DraftVocabulary(vocab, ids, hashlib.sha256(content).hexdigest()[:16])
+    return DraftVocabulary(vocab, ids, hashlib.sha256(content).hexdigest()[:16], ranked)
 
 
 Key = tuple[int, torch.Size, str]  # address and shape of the weight, hash of the tokens
@@ -184,13 +193,6 @@ def _selected(weight: Tensor, bias: Tensor | None, vocabulary: DraftVocabulary, 
         found = PrepackedLinear(weight[ids], None if bias is None else bias.detach()[ids], target.prepack, (weight,))
         _rows[key] = found
     return found
-
-
-def sizes_to_try(vocabulary: DraftVocabulary, frequent: Tensor | None) -> dict[str, list[str]]:
-    """Return values of the option for tuning, if the drafter's folder has frequent tokens."""
-    sizes = [str(size) for size in SIZES if vocabulary.vocab // 16 <= size <= vocabulary.vocab // 2]
-    usable = frequent is not None and (bool(vocabulary.selected) or vocabulary.ids is None)
-    return {"draft_vocab": [ALL, *sizes]} if usable and sizes else {}
 
 
 def with_frequent_tokens(drafter: D, vocab: int) -> D:
@@ -241,13 +243,13 @@ def check_draft_vocab(tensors: Mapping[str, Tensor], vocab: int) -> None:
         raise UserError(f"d2t maps to other tokens than the {int((t2d != 0).sum())} that t2d marks")
 
 
-def vocabulary_fields(stated: int | None, tensors: Mapping[str, Tensor], base: ModelInfo) -> dict[str, Any]:
+def vocabulary_fields(config_size: int | None, tensors: Mapping[str, Tensor], base: ModelInfo) -> dict[str, Any]:
     """Return the `VocabularyShape` fields of a drafter, which may lack an embedding or LM head and use the base's.
 
     Raise UserError if tensors, configuration and base do not fit together.
 
     Args:
-        stated: size of the draft vocabulary in config.json, None if it is not stated.
+        config_size: size of the draft vocabulary in config.json, None if it has none.
         tensors: the drafter's, by name.
         base: the model that is drafted for.
     """
@@ -256,7 +258,7 @@ def vocabulary_fields(stated: int | None, tensors: Mapping[str, Tensor], base: M
     for name in VOCAB_MAPS:
         if name in tensors and tensors[name].ndim != 1:
             raise UserError(f"{name} has shape {tuple(tensors[name].shape)}, it should have one dimension")
-    draft_vocab = stated or head or d2t or base.vocab_size
+    draft_vocab = config_size or head or d2t or base.vocab_size
     if draft_vocab > base.vocab_size:
         raise UserError(f"the drafter's vocabulary has {draft_vocab} words, the model's {base.vocab_size}")
     for name, length in (("lm_head.weight", head), ("d2t", d2t)):

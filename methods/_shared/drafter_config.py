@@ -1,8 +1,8 @@
 """Fields of a drafter's config.json: one table per family, which is the shape of its network.
 
-A shape is a frozen dataclass. Each of its fields made by `stated` names a field of config.json in speculators' layout;
-other layouts are first renamed to that one. Types, defaults, bounds and error messages derive from the table, and so
-does what is written.
+A shape is a frozen dataclass. Each of its fields made by `config_field` names a field of config.json in speculators'
+layout; other layouts are first renamed to that one. Types, defaults, bounds, error messages and the written file derive
+from the table.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from specbench_ss.engine.architectures import ModelInfo
 
 Check = Callable[[Any, "ModelInfo"], str]  # returns what is wrong with a value for a model, '' if nothing is
-KEY = "stated"
+KEY = "config_field"
 
 
-class Stated(NamedTuple):
+class ConfigField(NamedTuple):
     """Entry of a table: how config.json states a field of a shape."""
 
     name: str
@@ -34,8 +34,8 @@ class Stated(NamedTuple):
     always: bool
 
 
-def stated(name: str, default: Any = MISSING, *, check: Check | None = None, always: bool = True) -> Any:
-    """Return the dataclass field of a shape that config.json states.
+def config_field(name: str, default: Any = MISSING, *, check: Check | None = None, always: bool = True) -> Any:
+    """Return the dataclass field of a shape that is read from config.json.
 
     Args:
         name: in speculators' layout.
@@ -43,18 +43,18 @@ def stated(name: str, default: Any = MISSING, *, check: Check | None = None, alw
         check: returns what is wrong with a value.
         always: write the field at its default too.
     """
-    return field(default=default, metadata={KEY: Stated(name, default, check, always)})
+    return field(default=default, metadata={KEY: ConfigField(name, default, check, always)})
 
 
 @cache
-def _table(shape: Any) -> tuple[dict[str, Stated], type[msgspec.Struct]]:
+def _table(shape: Any) -> tuple[dict[str, ConfigField], type[msgspec.Struct]]:
     """Return the stated fields of a shape by attribute, and the record that msgspec reads them into."""
     table, types = {f.name: f.metadata[KEY] for f in fields(shape) if KEY in f.metadata}, get_type_hints(shape)
     entries = [(t.name, types[name], *(() if t.default is MISSING else (t.default,))) for name, t in table.items()]
     return table, msgspec.defstruct(shape.__name__, entries, kw_only=True)
 
 
-def read_stated(config: Mapping[str, Any], shape: Any, base: ModelInfo) -> dict[str, Any]:
+def read_config_fields(config: Mapping[str, Any], shape: Any, base: ModelInfo) -> dict[str, Any]:
     """Return attributes of a shape as config.json states them.
 
     Raise UserError for a field that is missing, of another type, or that its check rejects.
@@ -85,7 +85,7 @@ def _convert(config: Mapping[str, Any], record: type[msgspec.Struct]) -> msgspec
         raise UserError(f"config.json: {problem}") from None
 
 
-def written(shape: Any) -> dict[str, Any]:
+def to_config(shape: Any) -> dict[str, Any]:
     """Return the fields of config.json that a shape states, by their names in speculators' layout."""
     kind: Any = type(shape)
     values = [(entry, getattr(shape, attribute)) for attribute, entry in _table(kind)[0].items()]

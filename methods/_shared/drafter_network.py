@@ -15,11 +15,11 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from specbench_ss.engine.architectures import Block
 from specbench_ss.engine.layers import attention as grouped_attention
-from specbench_ss.engine.layers.fused import FIRST, ROWS, FusedBlock, RopeCache, fuse
+from specbench_ss.engine.layers.fused import PROBE_POSITION, PROBE_ROWS, FusedBlock, RopeCache, fuse
 from specbench_ss.engine.layers.linear import PackedDtype, PrepackedLinear
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.methods._shared.draft_vocabulary import DraftVocabulary
-from specbench_ss.methods._shared.drafter_config import stated
+from specbench_ss.methods._shared.drafter_config import config_field
 
 LENGTH_BOUND_ROPE = ("dynamic", "longrope")  # RoPE types whose frequencies depend on the sequence length
 
@@ -72,9 +72,9 @@ class VocabularyShape:
 class FeatureShape(VocabularyShape):
     """Norms of EAGLE-3's input and first layer, named as in config.json."""
 
-    norm_before_residual: bool = stated("norm_before_residual", False)  # the normed state is added to attention
-    norm_before_fc: bool = stated("norm_before_fc", False)  # input_norm, one norm over all features
-    fc_norm: bool = stated("fc_norm", False)  # fc_norm.*, one norm for each feature
+    norm_before_residual: bool = config_field("norm_before_residual", False)  # the normed state is added to attention
+    norm_before_fc: bool = config_field("norm_before_fc", False)  # input_norm, one norm over all features
+    fc_norm: bool = config_field("fc_norm", False)  # fc_norm.*, one norm for each feature
 
 
 class DrafterNetwork(nn.Module):
@@ -114,7 +114,8 @@ class DrafterNetwork(nn.Module):
         if not self.finalized:
             self.finalized = True
             weight, rope_cache = next(self.parameters()), RopeCache()
-            cos_sin = rotary(torch.arange(FIRST, FIRST + ROWS, device=weight.device)[None], weight.dtype)
+            probed = torch.arange(PROBE_POSITION, PROBE_POSITION + PROBE_ROWS, device=weight.device)
+            cos_sin = rotary(probed[None], weight.dtype)
             self.blocks = [fuse(b, cos_sin, rope_cache, pack) for b in self.blocks if not isinstance(b, FusedBlock)]
             self.head = None if self.lm_head is None else PrepackedLinear(self.lm_head.weight, None, pack)
 

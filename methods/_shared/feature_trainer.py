@@ -13,7 +13,7 @@ from specbench_ss.engine.target import FINAL
 from specbench_ss.methods._shared.draft_vocabulary import set_draft_vocab
 from specbench_ss.methods._shared.drafter_network import Rotary
 from specbench_ss.training.batch import BaseStates, Batch
-from specbench_ss.training.losses import checkpoint_if_large, distribution_losses
+from specbench_ss.training.losses import LossKind, checkpoint_if_large, distribution_losses
 from specbench_ss.training.trainer import DrafterTrainer
 
 
@@ -64,30 +64,39 @@ class FeatureTrainer(DrafterTrainer):
     def _sums(self, states: Tensor, true: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return sums over n positions of the loss and of correct predictions.
 
-        With loss=kl tokens outside the draft vocabulary are excluded from the target's distribution, and positions with
-        such a label from the loss. Losses of acceptance keep both: what cannot be drafted is never accepted.
-
         Args:
             states: [n, h], the drafter's.
             true: [n, h], the target's at the same tokens.
             labels: int64 [n], the target's ids of the tokens.
         """
-        q, vocab_ids = self.module.logits(states, self.target), self.module.vocab_ids
-        drafted = None if vocab_ids is None else self.module.t2d[labels]  # bool [n]
-        if self.options.loss == "ce":
-            if drafted is not None:
-                labels = torch.where(drafted, torch.searchsorted(vocab_ids, labels), -100)
-            return F.cross_entropy(q.float(), labels, reduction="sum"), (q.argmax(-1) == labels).sum()
-        log_q = q.log_softmax(-1, dtype=torch.float32)
-        predictions = log_q.detach().argmax(-1)
+        log_q = self.module.logits(states, self.target).log_softmax(-1, dtype=torch.float32)
+        p = None if self.options.loss == "ce" else self.base_probs(true)
+        return self.token_losses(self.options.loss, log_q, labels, p).sum(), self.correct(log_q, labels)
+
+    def base_probs(self, true: Tensor) -> Tensor:
+        """Return the target's probabilities [n, draft vocabulary] in states [n, h]; they may sum to less than 1."""
         with torch.no_grad():
-            p = self.target.logits(true)
-            if drafted is None:
-                p = p.softmax(-1, dtype=torch.float32)
-            else:
-                predictions = vocab_ids[predictions]
-                if self.options.loss == "kl":
-                    p = p[:, vocab_ids].softmax(-1, dtype=torch.float32) * drafted[:, None]
-                else:
-                    p = p.softmax(-1, dtype=torch.float32)[:, vocab_ids]
-        return distribution_losses(log_q, p, self.options.loss).sum(), (predictions == labels).sum()
+            p, vocab_ids = self.target.logits(true).softmax(-1, dtype=torch.float32), self.module.vocab_ids
+            return p if vocab_ids is None else p[:, vocab_ids]
+
+    def token_losses(self, kind: LossKind, log_q: Tensor, labels: Tensor, p: Tensor | None) -> Tensor:
+        """Return the loss [n] of draft distributions log_q [n, draft vocabulary] at labels int64 [n].
+
+        Tokens outside the draft vocabulary have no cross-entropy. With kl they are excluded from p, and positions with
+        such a label from the loss. Losses of acceptance keep both: what cannot be drafted is never accepted. p: of
+        `base_probs`; None with ce.
+        """
+        vocab_ids = self.module.vocab_ids
+        if vocab_ids is not None:
+            drafted = self.module.t2d[labels.clamp_min(0)] & (labels != -100)
+            labels = torch.where(drafted, torch.searchsorted(vocab_ids, labels), -100)
+            if p is not None and kind == "kl":
+                p = p / p.sum(-1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny) * drafted[:, None]
+        if p is None or kind == "ce":
+            return F.nll_loss(log_q, labels, reduction="none")
+        return distribution_losses(log_q, p, kind)
+
+    def correct(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return how many of the best tokens of logits [n, draft vocabulary] are the labels [n]."""
+        drafted: Tensor = self.module.vocabulary(self.target.vocab_size).token_ids(logits.detach().argmax(-1))
+        return (drafted == labels).sum()

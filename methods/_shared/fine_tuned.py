@@ -26,7 +26,7 @@ from specbench_ss.engine.target import Target
 from specbench_ss.engine.weights import holds_numbers
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.models.checkpoint import read_shapes, read_tensors
+from specbench_ss.models.checkpoint import drafter_folder, find_drafter, read_shapes, read_tensors
 from specbench_ss.models.load import config_of, hash_weights, load_model
 from specbench_ss.models.resolve import check_model, weight_files
 from specbench_ss.options import MethodSpec
@@ -95,17 +95,20 @@ class FineTunedAutoregressive(Autoregressive):
     """Autoregressive decoding of a method's fine-tuned model: the baseline of that method."""
 
     lossless = False
-    method: ClassVar[Any]  # has `own_model`, which loads its model, and `check_own_model`, which checks its files
+    method: ClassVar[Any]  # a DrafterDecoder with a model of its own
 
     @classmethod
     def check(cls, options: Any, base: ModelInfo) -> None:
         """Check the model's files."""
-        cls.method.check_own_model(options, base)
+        folder = find_drafter(options.weights, cls.method.name, base)
+        if folder is not None:
+            cls.method.drafted_model_info(base, folder)
 
     @classmethod
     def load(cls, target: Target, options: Any) -> Decoder:
         """Load the model that the options name."""
-        return cls(cls.method.own_model(target, options), options)
+        folder = drafter_folder(options.weights, cls.method.name, target)
+        return cls(cls.method.drafted_model(target, folder), options)
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:

@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -29,7 +28,7 @@ from specbench_ss.engine.tree import MOST_NODES, AnyTopology, DraftTree, TreeTop
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.methods._shared.draft_vocabulary import vocabulary_option, with_frequent_tokens
-from specbench_ss.methods._shared.drafting import VOCABULARY, DrafterDecoder
+from specbench_ss.methods._shared.drafting import VOCABULARY, DrafterDecoder, vocabulary_of
 from specbench_ss.methods._shared.lossy_acceptance import accept_per_path, accept_typical
 from specbench_ss.models.load import hash_weights
 from specbench_ss.models.tiny import randomise
@@ -256,24 +255,15 @@ class TreeHeads(DrafterDecoder):
         self,
         target: Target,
         options: Any,
-        heads: Any,
-        tree: StaticTree,
+        drafter: Any,
         config: dict[str, Any] | None = None,
+        tree: StaticTree | None = None,
     ) -> None:
-        super().__init__(target, options, heads, config)
-        check_tree(tree, heads.count, self.vocabulary.size, self.name)
-        heads.products = heads.products or prepacked(heads.lm_heads(), target)
-        self.tree, self.depth = tree, tree.depth
-        self.lossless = options.accept == "exact"
-
-    @property
-    def heads(self) -> Any:
-        """Return the heads' module."""
-        return self.drafter
-
-    def own_lm_heads(self) -> list[tuple[Tensor, Tensor | None]]:
-        heads: list[tuple[Tensor, Tensor | None]] = self.heads.lm_heads()
-        return heads
+        super().__init__(target, options, drafter, config)
+        self.tree = tree or self.resolve_options(options, self.config, drafter, target)
+        check_tree(self.tree, drafter.count, self.vocabulary.size, self.name)
+        drafter.products = drafter.products or prepacked(drafter.lm_heads(), target)
+        self.depth, self.lossless = self.tree.depth, options.accept == "exact"
 
     @classmethod
     def resolve_options(
@@ -285,41 +275,26 @@ class TreeHeads(DrafterDecoder):
             raise UserError(f"{cls.name}: heads must be 1 to {count}, or 0 for all, not {options.heads}")
         heads = options.heads if options.heads > 0 else count
         tree = tree_of(requested_tree(options.tree, options.nodes, config, heads, cls.name), cls.name)
-        check_tree(tree, count, cls.vocabulary_of(options, drafter, base).size, cls.name)
+        check_tree(tree, count, vocabulary_of(options, drafter, base, cls.name).size, cls.name)
         return tree
 
     @classmethod
-    def build(cls, target: Target, options: Any, drafter: Any, config: dict[str, Any], path: Path) -> Self:
-        return cls(target, options, drafter, cls.resolve_options(options, config, drafter, target), config)
-
-    def apply_options(self, options: Any) -> Self:
-        other = self.build(self.target, options, self.heads, self.config, Path())
-        other.heads_hash = self.heads_hash
-        return other
-
-    @classmethod
     def example(cls, target: Target, drafter: Any, config: Mapping[str, Any], options: Any) -> Self:
-        """Return random heads on the published tree, or on the tree of the options."""
+        """Return random heads on the tree of the options, built from accuracies; None = the published tree."""
         randomise(with_frequent_tokens(drafter, target.vocab_size), 1)
         if options is None:
             choices = [c for c in PUBLISHED if len(c) <= drafter.count and max(c) < target.vocab_size]
-            return cls(target, cls.Options(), drafter, tree_of(choices), dict(config))
-        measured = {**config, "accuracies": ACCURACIES[: drafter.count], "nodes": 5}
-        return cls.build(target, options, drafter, measured, Path())
+            return cls(target, cls.Options(), drafter, dict(config), tree_of(choices))
+        return cls(target, options, drafter, {**config, "accuracies": ACCURACIES[: drafter.count], "nodes": 5})
 
     # -- options and metadata -----------------------------------------------------------------------------------
 
     def search_space(self) -> Mapping[str, Sequence[Any]]:
         """Return the tree's size, if it is built from accuracies, and its depth."""
         nodes = {"nodes": NODES} if tunable_nodes(self.options.tree, self.config, self.name) else {}
-        heads = {"heads": range(1, self.heads.count + 1)}
-        sizes = self.vocabulary_sizes()
+        heads = {"heads": range(1, self.drafter.count + 1)}
+        sizes = self.vocabulary.search_space()
         return {**nodes, **(heads if nodes or self.options.tree in ("auto", "published") else {}), **sizes}
-
-    @cached_property
-    def heads_hash(self) -> str:
-        """Return the hash of the heads' weights; it takes a while for large heads."""
-        return hash_weights(self.heads)
 
     def metadata(self) -> dict[str, Any]:
         """Return the tree, the heads' hash, and the acceptance rule unless it is exact."""
@@ -327,7 +302,7 @@ class TreeHeads(DrafterDecoder):
         rule = {} if o.accept == "exact" else {"accept": o.accept}
         return {
             **self.tree.metadata(),
-            "heads_hash": self.heads_hash,
+            "heads_hash": hash_once(self.drafter),
             **self.vocabulary.metadata(),
             **rule,
             **({"epsilon": o.epsilon, "alpha": o.alpha} if o.accept == "typical" else {}),
@@ -343,6 +318,14 @@ class TreeHeads(DrafterDecoder):
         if o.accept == "nucleus":
             return accept_per_path(logits, tree, state.sampling, state.rng)
         return super().accept(state, tree, output)
+
+
+def hash_once(module: Any) -> str:
+    """Return the hash of a module's weights, which takes a while for large heads; they do not change."""
+    if not hasattr(module, "weights_hash"):
+        module.weights_hash = hash_weights(module)
+    found: str = module.weights_hash
+    return found
 
 
 def best_marginal_nodes(

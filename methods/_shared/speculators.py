@@ -19,7 +19,7 @@ from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.target import FINAL
 from specbench_ss.errors import UserError, did_you_mean, first_line
 from specbench_ss.methods._shared.draft_vocabulary import VOCAB_MAPS, check_draft_vocab
-from specbench_ss.methods._shared.drafter_config import optional, read_field, written
+from specbench_ss.methods._shared.drafter_config import optional, read_field, to_config
 from specbench_ss.methods._shared.drafter_network import DrafterNetwork, FeatureShape, check_rope
 from specbench_ss.methods._shared.drafting import Read
 from specbench_ss.methods._shared.small_llama import llama_layer
@@ -159,7 +159,7 @@ def layer_config(
     with describing(f"layers as {family} has them"):
         if "rope_parameters" in stated:
             stated["rope_parameters"] = rope_of(stated)
-        check_stated(stated)  # before transformers allocates lists of such lengths
+        check_layer_fields(stated)  # before transformers allocates lists of such lengths
         layers = len({name.split(".")[1] for name in drafted or () if name.startswith("layers.")})
         count = stated.get("num_hidden_layers") or 0
         if drafted is not None and count > layers:  # building that many could take very long
@@ -182,14 +182,14 @@ def describing(layers: str) -> Iterator[None]:
 
 def check_layer(config: PretrainedConfig) -> None:
     """Raise UserError or ValueError if no layer can be built or computed from a complete configuration."""
-    check_stated(sizes_of(config))
+    check_layer_fields(sizes_of(config))
     if config.num_attention_heads % config.num_key_value_heads:
         groups = f"{config.num_attention_heads} query heads and {config.num_key_value_heads} key heads"
         raise UserError(f"config.json has {groups}, which do not divide")
     check_rope(config)
 
 
-def check_stated(stated: Mapping[str, Any]) -> None:
+def check_layer_fields(stated: Mapping[str, Any]) -> None:
     """Raise UserError for a stated size, number or activation that no layer has."""
     for name, most in COUNTS.items():
         count = stated.get(name)
@@ -295,7 +295,7 @@ def locating(method: str, path: Path) -> Iterator[None]:
 # -- writing -------------------------------------------------------------------------------------------------------
 
 
-def written_config(kind: str, layer: Mapping[str, Any], tokens: int, base: ModelInfo, **fields: Any) -> dict[str, Any]:
+def config_json(kind: str, layer: Mapping[str, Any], tokens: int, base: ModelInfo, **fields: Any) -> dict[str, Any]:
     """Return config.json of a drafter of this type in speculators' layout. tokens: drafted in a step.
 
     It names the base by its hub id; lab models, local folders and files are not named.
@@ -314,4 +314,4 @@ def written_config(kind: str, layer: Mapping[str, Any], tokens: int, base: Model
 def feature_fields(shape: FeatureShape, layers: Sequence[int], base: ModelInfo) -> dict[str, Any]:
     """Return the fields of a drafter of EAGLE-3's kind that reads the inputs of these layers."""
     sizes = {"draft_vocab_size": shape.draft_vocab, "target_hidden_size": base.hidden_size}
-    return {**sizes, LAYER_IDS: list(layers), **written(shape)}
+    return {**sizes, LAYER_IDS: list(layers), **to_config(shape)}

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.models.checkpoint import read_shapes
+from specbench_ss.models.checkpoint import read_shapes, weights_in
 
 Part = Literal["embedding", "LM head"]
 Copies = Mapping[str, Part]  # pattern of tensor names -> the target's part that such a tensor copies
@@ -25,6 +26,25 @@ STORED: Mapping[Part, str] = {  # names in the folders of models
 }
 ALIKE = 0.05  # relative difference, far above that of rounding to half precision
 ROWS = 1 << 13  # of a matrix that are converted to float32 at a time
+
+
+def warn_of_differences(
+    method: str, path: Path, config: Mapping[str, Any], copies: Copies, names: Sequence[str], base: ModelInfo
+) -> tuple[str, ...]:
+    """Warn of tensors that should be copies of the target's and are not; return the warnings.
+
+    names: files of the drafter alone, in a folder that may have more.
+    """
+    if not copies:
+        return ()
+    trained = "config.json states that it was trained"
+    cause = "a drafter of another model, or a tensor without its values; if it is removed, the model's is used"
+    why = trained if config.get("embed_requires_grad") else cause
+    found = differences(weights_in(path, method, names), copies, base)
+    texts = tuple(f"{method}: {text}: {why} ({path})" for text in found)
+    for text in texts:
+        warnings.warn(text, stacklevel=1)  # this line: one warning for check and load
+    return texts
 
 
 def differences(source: Path, copies: Copies, base: ModelInfo) -> Iterator[str]:

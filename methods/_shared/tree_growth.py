@@ -18,7 +18,7 @@ from specbench_ss.engine.tree import DraftTree
 Expand = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 # logits [m, V] -> tokens [m, k], their log-probabilities [m, k], the distribution they are sampled from [m, V] or None
 Choose = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
-IMPOSSIBLE = -100.0  # lower bound: sums must stay finite and distinguish parents from children
+MIN_LOG_PROB = -100.0  # lower bound: sums must stay finite and distinguish parents from children
 
 
 def best(k: int) -> Choose:
@@ -42,7 +42,7 @@ def grow(root: Tensor, logits: Tensor, choose: Choose, expand: Expand, depth: in
     k, device = tokens.shape[1], tokens.device
     visible = torch.zeros(1, 0, dtype=torch.bool, device=device)  # [parents of the last level, parents before]
     origin = torch.zeros(k, dtype=torch.long, device=device)  # [nodes of the last level]: index of the parent
-    levels, parents, scores = [tokens.flatten()], [origin], [log_p.flatten().clamp(IMPOSSIBLE, 0)]
+    levels, parents, scores = [tokens.flatten()], [origin], [log_p.flatten().clamp(MIN_LOG_PROB, 0)]
     q_rows, expanded = [] if q is None else [q], []
     first = 1  # index of the last level's first node
     for level in range(1, depth):
@@ -52,7 +52,7 @@ def grow(root: Tensor, logits: Tensor, choose: Choose, expand: Expand, depth: in
         tokens, log_p, q = choose(expand(levels[-1][chosen], visible, parent_rows, level))  # [m, k]
         expanded.append(first + chosen)
         parents.append(expanded[-1].repeat_interleave(k))
-        scores.append((scores[-1][chosen, None] + log_p.clamp(IMPOSSIBLE, 0)).flatten())
+        scores.append((scores[-1][chosen, None] + log_p.clamp(MIN_LOG_PROB, 0)).flatten())
         first += len(levels[-1])
         levels.append(tokens.flatten())
         origin = torch.arange(len(chosen), device=device).repeat_interleave(k)

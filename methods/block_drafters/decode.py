@@ -22,6 +22,7 @@ from torch import Tensor
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.forward import ForwardPass
+from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.engine.verify import VerifyResult
@@ -97,24 +98,25 @@ class BlockDecoder(FeatureDecoder):
     vllm: ClassVar[dict[str, Any]]  # vLLM's settings for the method
     target_copies = EMBEDDING_AND_HEAD
     size_option: ClassVar[str]  # the option that shortens a drafter's block
-    reduced_args: ClassVar[dict[str, Any]]  # for `test_instances`: arguments of `random` with a reduced vocabulary
+    # for `test_instances`: arguments of `random_drafter` with a reduced vocabulary
+    reduced_args: ClassVar[dict[str, Any]]
     reduced_size: ClassVar[int]  # block size with a reduced vocabulary
-    more_instances: ClassVar[dict[str, tuple[dict[str, Any], dict[str, Any]]]]  # arguments of `random`, options
+    more_instances: ClassVar[dict[str, tuple[dict[str, Any], dict[str, Any]]]]  # arguments, options
 
-    random: ClassVar[Callable[..., Any]]  # returns a drafter with random weights
-    read_drafter: ClassVar[Callable[..., tuple[Any, dict[str, Any]]]]  # `read` without options
-    vllm_config_of: ClassVar[Callable[..., dict[str, Any]]]  # returns config.json of a drafter for a base
+    network: ClassVar[Any]  # module with `random_drafter`, `read_drafter` and `vllm_config_of`
 
     def __init__(self, target: Target, options: Any, drafter: Any, config: dict[str, Any] | None = None) -> None:
         self.size = self.resolve_options(options, {}, drafter, target)
         self.drafts = self.size - drafter.shape.first
         self.chain_length = min(self.drafts, options.nodes or self.drafts)
         super().__init__(target, options, drafter, config, drafter.shape.layers)
+        self.cache = Cache(len(drafter.blocks), 0)
         self.mask_tokens = indices([drafter.shape.mask_token] * (self.size - 1), target.device)
 
     @classmethod
     def read(cls, options: Any, path: Path, base: ModelInfo, read: Read) -> tuple[Any, dict[str, Any]]:
-        return cls.read_drafter(path, base, read)
+        drafter, config = cls.network.read_drafter(path, base, read)
+        return drafter, config
 
     @classmethod
     def resolve_options(cls, options: Any, config: Mapping[str, Any], drafter: Any, base: ModelInfo) -> int:
@@ -138,12 +140,12 @@ class BlockDecoder(FeatureDecoder):
         }
 
         def build(arguments: dict[str, Any], options: dict[str, Any]) -> Decoder:
-            return cls(target, cls.Options(**options), cls.random(target, **arguments))
+            return cls(target, cls.Options(**options), cls.network.random_drafter(target, **arguments))
 
         return {label: partial(build, *args) for label, args in instances.items()}
 
     def export(self, folder: Path) -> dict[str, Any]:
-        config = self.vllm_config_of(self.drafter, self.target)
+        config = self.network.vllm_config_of(self.drafter, self.target)
         write_checkpoint(folder, self.drafter, {**config, **own_fields(self.config)})
         return {**self.vllm, "num_speculative_tokens": self.chain_length}
 
@@ -184,6 +186,27 @@ def sampled_chain(state: DecodeState, logits: Tensor, vocabulary: DraftVocabular
     return vocabulary.target_tree(DraftTree.chain(state.root, draw(q, state.rng)[:, 0], q))
 
 
+def run_layers(
+    current: ForwardPass,
+    drafter: Any,
+    inputs: Sequence[Tensor],
+    masks: Sequence[Tensor | None],
+    rotary: tuple[Tensor, Tensor],
+) -> Tensor:
+    """Return a drafter's output [1, n, h] for inputs [1, n, h] that follow its cache. masks: one per layer."""
+    mask = masks[0]
+    if any(other is not mask for other in masks):  # concurrent requests do not share it
+        out: Tensor = drafter(*inputs, current.rows(inputs[0].shape[1]), masks, rotary)
+        return out
+
+    def layers(*given: Any) -> Tensor:
+        *rows, cache, mask, rotary = given
+        out: Tensor = drafter(*rows, cache, [mask] * len(masks), rotary)
+        return out
+
+    return current.layers(drafter, layers, inputs, mask, rotary)
+
+
 # -- DFlash --------------------------------------------------------------------------------------------------------
 
 # parts of drafters for tests
@@ -204,9 +227,7 @@ class DFlash(BlockDecoder):
     paper = "Chen et al. 2026, arXiv:2602.06036"
     Options: ClassVar[Any] = DFlashOptions
     size_option = "block_size"
-    random: ClassVar[Callable[..., Any]] = staticmethod(dflash.random_drafter)
-    read_drafter: ClassVar[Callable[..., Any]] = staticmethod(dflash.read_drafter)
-    vllm_config_of: ClassVar[Callable[..., Any]] = staticmethod(dflash.vllm_config_of)
+    network: ClassVar[Any] = dflash
     vllm: ClassVar = {"method": "dflash"}
     reduced_args, reduced_size = {"from_anchor": True}, 4
     more_instances: ClassVar = {
@@ -230,7 +251,8 @@ class DFlash(BlockDecoder):
         """Cache keys and values of the next n positions from hidden states [1, n, h]."""
         past, n = self.cache.get_seq_length(), features[0].shape[1]
         context = self.drafter.fuse(features)
-        keys, values = self.drafter.inject(context, self.rotary_at(past, n, context.dtype))
+        positions = torch.arange(past, past + n, device=context.device)[None]
+        keys, values = self.drafter.inject(context, self.rotary(positions, context.dtype))
         for layer, (k, v) in enumerate(zip(keys, values, strict=True)):
             self.cache.update(k, v, layer)
         self.cache.commit(n)
@@ -312,23 +334,25 @@ class DFlash(BlockDecoder):
         embedded = self.drafter.block_inputs(torch.cat((root, self.mask_tokens))[None], self.size, self.target)
         positions = current.positions(torch.arange(self.size, device=root.device))
         rotary = self.rotary(positions, embedded.dtype)
-        return (self.run_drafter(current, (embedded,), self._masks(current), rotary),)
+        masks = block_masks(current, self.drafter.shape, self.size, root.device)
+        return (run_layers(current, self.drafter, (embedded,), masks, rotary),)
 
-    def _masks(self, current: ForwardPass) -> list[Tensor | None]:
-        """Return the additive mask of every layer; layers of the same attention share it. None = no mask."""
 
-        def mask(attention: BlockAttention) -> Tensor | None:
-            if attention.no_mask and current.on_host:  # in a graph, padded keys are masked
-                return None
+def block_masks(current: ForwardPass, shape: dflash.Shape, size: int, device: torch.device) -> list[Tensor | None]:
+    """Return the additive mask of every layer of a block; layers of the same attention share it. None = no mask."""
 
-            def context(past: Any, keys: Tensor) -> Tensor:
-                root = past if isinstance(past, Tensor) else torch.full((), past, device=keys.device)
-                return attention.context(root, self.size, keys)
+    def mask(attention: BlockAttention) -> Tensor | None:
+        if attention.no_mask and current.on_host:  # in a graph, padded keys are masked
+            return None
 
-            return current.mask(attention.block(self.size, self.target.device), None if attention.no_mask else context)
+        def context(past: Any, keys: Tensor) -> Tensor:
+            root = past if isinstance(past, Tensor) else torch.full((), past, device=keys.device)
+            return attention.context(root, size, keys)
 
-        masks = {attention: mask(attention) for attention in set(self.drafter.shape.layer_masks)}
-        return [masks[attention] for attention in self.drafter.shape.layer_masks]
+        return current.mask(attention.block(size, device), None if attention.no_mask else context)
+
+    masks = {attention: mask(attention) for attention in set(shape.layer_masks)}
+    return [masks[attention] for attention in shape.layer_masks]
 
 
 # -- P-EAGLE -------------------------------------------------------------------------------------------------------
@@ -346,8 +370,7 @@ class PEagle(BlockDecoder):
     target_copies = EMBEDDING  # its LM head is its own
     Options = PEagleOptions
     size_option = "depths"
-    random, read_drafter = staticmethod(peagle.random_drafter), staticmethod(peagle.read_drafter)
-    vllm_config_of = staticmethod(peagle.speculators_config_of)
+    network: ClassVar[Any] = peagle
     vllm: ClassVar = {"method": "eagle3", "parallel_drafting": True}
     reduced_args, reduced_size = {"layers": 1}, 3
     more_instances: ClassVar = {"one position": ({}, {"depths": 1}), "windows": ({"windows": (6, None)}, {})}
@@ -391,11 +414,11 @@ class PEagle(BlockDecoder):
         masks = {window: self._mask(current, positions, window) for window in set(windows)}
         embedded = self.drafter.embed(tokens[None], self.target)
         rotary = self.rotary(current.positions(positions), fused.dtype)
-        return (self.run_drafter(current, (embedded, fused), [masks[window] for window in windows], rotary),)
+        return (run_layers(current, self.drafter, (embedded, fused), [masks[w] for w in windows], rotary),)
 
     def _mask(self, current: ForwardPass, positions: Tensor, window: int | None) -> Tensor | None:
         """Return the causal mask of slots at successive positions [n] behind the cache, within a sliding window."""
-        back = positions[:, None] - positions  # [n, n]
         if window is None:
-            return None if current.is_prompt else current.mask(back >= 0)
+            return current.causal_mask(len(positions))
+        back = positions[:, None] - positions  # [n, n]
         return current.mask((back >= 0) & (back < window), lambda past, keys: past + positions[:, None] - keys < window)

@@ -40,13 +40,13 @@ from specbench_ss.methods._shared.draft_vocabulary import (
     vocabulary_fields,
 )
 from specbench_ss.methods._shared.drafter_config import (
+    config_field,
     finite_problem,
     optional,
+    read_config_fields,
     read_field,
-    read_stated,
-    stated,
+    to_config,
     within,
-    written,
 )
 from specbench_ss.methods._shared.drafter_network import DrafterNetwork, Rotary, VocabularyShape, block_of
 from specbench_ss.methods.block_drafters.convolution import BlockConvolution, inside_block
@@ -104,19 +104,19 @@ class Shape(VocabularyShape):
     """Shape of a drafter without the sizes of its layers."""
 
     layer_masks: tuple[BlockAttention, ...]
-    block: int = stated("block_size")  # positions of a block, the root included
+    block: int = config_field("block_size")  # positions of a block, the root included
     # target layers whose inputs are read; FINAL = the final, normed state
-    layers: tuple[int, ...] = stated("aux_hidden_state_layer_ids")
-    mask_token: int = stated("mask_token_id", check=token_problem)
-    from_anchor: bool = stated("sample_from_anchor", False)  # the root's position drafts too
-    scale: float = stated("input_embedding_scale", 1.0, check=finite_problem, always=False)  # factor on embeddings
-    conv_kernel_size: int = stated("conv_kernel_size", 0, always=False)  # taps of convolutions, 0 = there are none
-    conv_group_size: int = stated("conv_group_size", 0, always=False)
-    selector_rank: int = stated("selector_rank", 0, always=False)  # 0 = there is no candidate selector
-    selector_top_k: int = stated("selector_top_k", 0, always=False)
-    gru_hidden_dim: int = stated("gru_hidden_dim", 0, always=False)  # of Domino's recurrent head, 0 = there is none
-    emb_dim: int = stated("emb_dim", 0, always=False)
-    pure_draft_prefix_len: int = stated("pure_draft_prefix_len", 0, always=False)
+    layers: tuple[int, ...] = config_field("aux_hidden_state_layer_ids")
+    mask_token: int = config_field("mask_token_id", check=token_problem)
+    from_anchor: bool = config_field("sample_from_anchor", False)  # the root's position drafts too
+    scale: float = config_field("input_embedding_scale", 1.0, check=finite_problem, always=False)  # of embeddings
+    conv_kernel_size: int = config_field("conv_kernel_size", 0, always=False)  # taps of convolutions, 0 = none
+    conv_group_size: int = config_field("conv_group_size", 0, always=False)
+    selector_rank: int = config_field("selector_rank", 0, always=False)  # 0 = no candidate selector
+    selector_top_k: int = config_field("selector_top_k", 0, always=False)
+    gru_hidden_dim: int = config_field("gru_hidden_dim", 0, always=False)  # of Domino's recurrent head, 0 = none
+    emb_dim: int = config_field("emb_dim", 0, always=False)
+    pure_draft_prefix_len: int = config_field("pure_draft_prefix_len", 0, always=False)
 
     @property
     def first(self) -> int:
@@ -435,7 +435,7 @@ def read_shape(
     else:  # outputs, from -1 on: the embedding
         outputs = speculators.layer_ids(fields, "target_layer_ids", base, least=-1)
         inputs = tuple(FINAL if i == base.n_layers - 1 else i + 1 for i in outputs)
-    values = read_stated({**_without_nulls(fields), LAYER_IDS: inputs}, kind, base)
+    values = read_config_fields({**_without_nulls(fields), LAYER_IDS: inputs}, kind, base)
     values["from_anchor"] |= "shift_label" in fields and read_field(fields, "shift_label", bool)  # Domino's name of it
     values |= {name: 0 for name in PARTS if name not in parts}
     vocabulary = vocabulary_fields(optional(fields, "draft_vocab_size", int), tensors, base)
@@ -466,7 +466,7 @@ def config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
         raise UserError("a recurrent head (Domino) cannot be written")
     if set(shape.layer_masks) != {BlockAttention()}:
         raise UserError("sliding windows cannot be written in z-lab's layout")
-    fields = written(shape)
+    fields = to_config(shape)
     block, inputs = fields.pop("block_size"), fields.pop(LAYER_IDS)
     if not shape.from_anchor:
         del fields["sample_from_anchor"]
@@ -502,8 +502,8 @@ def speculators_config_of(drafter: Drafter, base: ModelInfo, kind: str = "dflash
     layer = {"model_type": "qwen3", **speculators.sizes_of(drafter.config), "vocab_size": base.vocab_size, **windows}
     kind = "dflash2" if shape.conv_kernel_size else kind
     derived = {"draft_vocab_size": shape.draft_vocab or base.vocab_size, NON_CAUSAL: non_causal}
-    fields = dict.fromkeys(ORDER) | written(shape) | derived
-    return speculators.written_config(kind, layer, shape.block - shape.first, base, **fields)
+    fields = dict.fromkeys(ORDER) | to_config(shape) | derived
+    return speculators.config_json(kind, layer, shape.block - shape.first, base, **fields)
 
 
 def vllm_config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:

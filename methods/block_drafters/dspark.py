@@ -22,7 +22,7 @@ from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared import speculators
 from specbench_ss.methods._shared.draft_vocabulary import randomize_drafter, set_draft_vocab
-from specbench_ss.methods._shared.drafter_config import optional, stated
+from specbench_ss.methods._shared.drafter_config import config_field, optional
 from specbench_ss.methods.block_drafters import dflash
 from specbench_ss.methods.block_drafters.correction import (
     MARKOV_KINDS,
@@ -46,11 +46,11 @@ def _rank_problem(rank: int, base: ModelInfo) -> str:
 class Shape(dflash.Shape):
     """Shape of a drafter without the sizes of its layers; the defaults are those of speculators."""
 
-    from_anchor: bool = stated("sample_from_anchor", True)
-    markov_rank: int = stated("markov_rank", 256, check=_rank_problem)  # 0 = no correction
-    markov_kind: str = stated("markov_head_type", "vanilla")
-    has_confidence: bool = stated("enable_confidence_head", True)
-    confidence_with_markov: bool = stated("confidence_head_with_markov", True)
+    from_anchor: bool = config_field("sample_from_anchor", True)
+    markov_rank: int = config_field("markov_rank", 256, check=_rank_problem)  # 0 = no correction
+    markov_kind: str = config_field("markov_head_type", "vanilla")
+    has_confidence: bool = config_field("enable_confidence_head", True)
+    confidence_with_markov: bool = config_field("confidence_head_with_markov", True)
 
     @property
     def confidence(self) -> Literal["", "states", "markov"]:

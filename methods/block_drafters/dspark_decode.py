@@ -10,8 +10,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Le, Lt
@@ -67,17 +66,16 @@ class DSparkOptions(BlockDraftOptions):
 class DSpark(DFlash):
     """DSpark: DFlash's block, a bias by the token before each position, and a length by estimated acceptance.
 
-    step_times: of this object's drafts, for verified_length=measured. measured_times: those of all numbers of drafted
-    tokens that were measured, shared by objects with the same drafter. fixed_length: number of verified tokens during
-    the measurement.
+    step_times: of this object's drafts, for verified_length=measured. measured_times: by number of drafted tokens,
+    shared by objects with the same drafter; those of this object are measured if they are missing. fixed_length: number
+    of verified tokens during the measurement.
     """
 
     name = "dspark"
     summary = "DSpark: a block in one pass, each token corrected by the one before"
     paper = "Cheng et al. 2026, arXiv:2607.05147"
     Options = DSparkOptions
-    random, read_drafter = staticmethod(dspark.random_drafter), staticmethod(dspark.read_drafter)
-    vllm_config_of = staticmethod(dspark.vllm_config_of)
+    network: ClassVar[Any] = dspark
     vllm: ClassVar = {"method": "dspark"}
     reduced_args, reduced_size = {"kind": "gated", "confidence": False}, 3
     more_instances: ClassVar = {
@@ -90,9 +88,24 @@ class DSpark(DFlash):
     step_times: StepTimes | None = None
     fixed_length: int | None = None
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.measured_times: dict[int, StepTimes] = {}  # by number of drafted tokens
+    def __init__(
+        self,
+        target: Target,
+        options: Any,
+        drafter: Any,
+        config: dict[str, Any] | None = None,
+        measured_times: dict[int, StepTimes] | None = None,
+    ) -> None:
+        super().__init__(target, options, drafter, config)
+        self.measured_times = {} if measured_times is None else measured_times
+        self.shared = (self.measured_times,)
+        if options.verified_length == "measured":
+            if self.chain_length not in self.measured_times:
+                self.measured_times[self.chain_length] = self._measure()
+            self.step_times = self.measured_times[self.chain_length]
+            seconds = self.step_times.seconds
+            relative = ", ".join(f"{t / seconds[0]:.2f}" for t in seconds)
+            self.measured = {"relative step times": f"{relative} with 0, 1, .. verified tokens"}
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
@@ -100,10 +113,10 @@ class DSpark(DFlash):
         instances = {name: make for name, make in super().test_instances(target).items() if name != "sampled"}
 
         def with_times() -> Decoder:
-            decoder = instances["measured"]()
-            assert isinstance(decoder, DSpark)
-            times = StepTimes(tuple(2.0 + 0.4 * n for n in range(decoder.chain_length + 1)))
-            return decoder.with_step_times({decoder.chain_length: times})
+            drafter, options = dspark.random_drafter(target), cls.Options(verified_length="measured")
+            length = cls.resolve_options(options, {}, drafter, target) - drafter.shape.first
+            times = StepTimes(tuple(2.0 + 0.4 * n for n in range(length + 1)))
+            return cls(target, options, drafter, {}, {length: times})
 
         return {**instances, "measured": with_times}
 
@@ -114,27 +127,6 @@ class DSpark(DFlash):
             needed = "verified_length=measured and confidence_threshold"
             raise UserError(f"dspark: {needed} need a confidence head, which the drafter lacks")
         return super().resolve_options(options, config, drafter, base)
-
-    @classmethod
-    def build(cls, target: Target, options: Any, drafter: Any, config: dict[str, Any], path: Path) -> Self:
-        """Return the decoder with a drafter from `read`, and with measured times if the options need them."""
-        return super().build(target, options, drafter, config, path).with_step_times({})
-
-    def apply_options(self, options: Any) -> Self:
-        """Return the decoder with the same drafter, measured times and resolved options."""
-        return super().apply_options(options).with_step_times(self.measured_times)
-
-    def with_step_times(self, known: dict[int, StepTimes]) -> Self:
-        """Share the known times of steps; measure those of this object if its options need them."""
-        self.measured_times = known
-        if self.options.verified_length == "measured":
-            if self.chain_length not in known:
-                known[self.chain_length] = self._measure()
-            self.step_times = known[self.chain_length]
-            seconds = self.step_times.seconds
-            relative = ", ".join(f"{t / seconds[0]:.2f}" for t in seconds)
-            self.measured = {"relative step times": f"{relative} with 0, 1, .. verified tokens"}
-        return self
 
     @torch.inference_mode()
     def _measure(self) -> StepTimes:

@@ -29,7 +29,7 @@ from specbench_ss.methods._shared.draft_vocabulary import (
     token_problem,
     vocabulary_fields,
 )
-from specbench_ss.methods._shared.drafter_config import optional, read_stated, stated, within
+from specbench_ss.methods._shared.drafter_config import config_field, optional, read_config_fields, within
 from specbench_ss.methods._shared.drafter_network import FeatureFusion, FeatureShape, block_of, input_levels
 
 DEPTHS = 8  # draft positions of published drafters
@@ -43,9 +43,9 @@ MASKS = ("mask_token_id", "pard_token", "ptd_token_id")  # the mask token's name
 class Shape(FeatureShape):
     """Shape of a drafter without the sizes of its layers."""
 
-    layers: tuple[int, ...] = stated(speculators.LAYER_IDS)  # target layers whose inputs are read
-    mask_token: int = stated("mask_token_id", check=token_problem)
-    depths: int = stated("num_depths", DEPTHS)  # draft positions of a step
+    layers: tuple[int, ...] = config_field(speculators.LAYER_IDS)  # target layers whose inputs are read
+    mask_token: int = config_field("mask_token_id", check=token_problem)
+    depths: int = config_field("num_depths", DEPTHS)  # draft positions of a step
     windows: tuple[int | None, ...]  # sliding windows of its own layers, None = no window
     fc_bias: bool = False
     first: ClassVar[int] = 0  # the first position that drafts a token
@@ -151,7 +151,7 @@ def _network(config: dict[str, Any], base: ModelInfo, tensors: dict[str, Tensor]
         ("vocabulary", layer.vocab_size, base.vocab_size),
     )
     inputs = speculators.layer_ids(fields, speculators.LAYER_IDS, base, input_levels(base.n_layers), most=base.n_layers)
-    values = read_stated({**fields, speculators.LAYER_IDS: inputs}, Shape, base)
+    values = read_config_fields({**fields, speculators.LAYER_IDS: inputs}, Shape, base)
     if problem := within(values["depths"], 1, min(MOST_DEPTHS, base.context_length)):
         raise UserError(f"config.json has {values['depths']} tokens drafted a step, {problem}")
     vocabulary = vocabulary_fields(optional(fields, "draft_vocab_size", int), tensors, base)
@@ -201,7 +201,10 @@ def speculators_config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
     shape = drafter.shape
     fields = speculators.feature_fields(shape, shape.layers, base)
     depths, more = fields.pop("num_depths"), {"norm_output": False, "embed_requires_grad": bool(shape.vocab)}
-    return speculators.written_config("peagle", _layers(drafter, base), depths, base, **fields, **more)
+    return speculators.config_json("peagle", _layers(drafter, base), depths, base, **fields, **more)
+
+
+vllm_config_of = speculators_config_of
 
 
 def _layers(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:

@@ -233,11 +233,8 @@ class DFlashTrainer(BlockTrainer):
         logits = self.module.logits(states, self.target)
         with torch.no_grad():
             teacher = self.target.logits(true)
-        if self.options.loss == "ce":
-            losses = F.cross_entropy(logits.float(), labels, reduction="none")
-        else:
-            log_q, p = logits.log_softmax(-1, dtype=torch.float32), teacher.softmax(-1, dtype=torch.float32)
-            losses = distribution_losses(log_q, p, self.options.loss)
+        p = None if self.options.loss == "ce" else teacher.softmax(-1, dtype=torch.float32)
+        losses = self.token_losses(self.options.loss, logits.log_softmax(-1, dtype=torch.float32), labels, p)
         selected, drafted = self.module.candidate_selector.loss(logits, states, before, teacher.argmax(-1))
         return (losses + selected).sum(), (drafted == labels).sum()
 
@@ -326,36 +323,22 @@ class DSparkTrainer(DFlashTrainer):
             labels: int64 [n], the text's token; -100 = no loss.
             memory: [n, s], the correction's state.
         """
-        drafter, vocab_ids, labelled = self.module, self.module.vocab_ids, labels != -100
+        drafter, p = self.module, self.base_probs(true)
         logits, memory = drafter.correction.step(drafter.logits(states, self.target), states, before, memory)
         log_q = logits.log_softmax(-1, dtype=torch.float32)
-        with torch.no_grad():
-            p = self.target.logits(true).softmax(-1, dtype=torch.float32)
-            p = p if vocab_ids is None else p[:, vocab_ids]
-        losses = self._losses(log_q, p, labels)
+        losses = self.token_losses(self.options.loss, log_q, labels, p)
         if drafter.confidence_head is not None:
             alpha = 1 - distribution_losses(log_q.detach(), p, "tv")
             estimate = drafter.confidence(states, before)
             losses = losses + F.binary_cross_entropy_with_logits(estimate, alpha.clamp(0, 1), reduction="none")
-        drafted = drafter.vocabulary(self.target.vocab_size).token_ids(logits.detach().argmax(-1))
-        right = (drafted == labels).sum()
-        return (losses * labelled).sum(), right, memory
+        return (losses * (labels != -100)).sum(), self.correct(log_q, labels), memory
 
-    def _losses(self, log_q: Tensor, p: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss [n] of each drafted token.
-
-        Tokens outside the draft vocabulary have no cross-entropy, and with kl no part in p, as in `FeatureTrainer`.
-        """
-        kind, drafter = self.options.loss, self.module
-        if drafter.vocab_ids is not None:
-            drafted = drafter.t2d[labels.clamp_min(0)] & (labels != -100)
-            labels = torch.where(drafted, torch.searchsorted(drafter.vocab_ids, labels), -100)
-            if kind == "kl":
-                p = p / p.sum(-1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny) * drafted[:, None]
-        if kind not in ("published", "ce"):
-            return distribution_losses(log_q, p, kind)
-        ce = F.nll_loss(log_q, labels, reduction="none")
-        return ce if kind == "ce" else 0.1 * ce + 0.9 * 2 * distribution_losses(log_q, p, "tv")
+    def token_losses(self, kind: Any, log_q: Tensor, labels: Tensor, p: Tensor | None) -> Tensor:
+        if kind != "published":
+            return super().token_losses(kind, log_q, labels, p)
+        return 0.1 * super().token_losses("ce", log_q, labels, p) + 0.9 * 2 * super().token_losses(
+            "tv", log_q, labels, p
+        )
 
 
 @dataclass(frozen=True, slots=True)

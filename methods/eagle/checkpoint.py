@@ -22,7 +22,7 @@ from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.errors import UserError, prefixed
 from specbench_ss.methods._shared import speculators
 from specbench_ss.methods._shared.draft_vocabulary import vocabulary_fields
-from specbench_ss.methods._shared.drafter_config import optional, read_field, read_stated
+from specbench_ss.methods._shared.drafter_config import optional, read_config_fields, read_field
 from specbench_ss.methods._shared.drafter_network import Rotary, published_levels
 from specbench_ss.methods._shared.drafting import Read
 from specbench_ss.methods.ar import Autoregressive
@@ -30,7 +30,7 @@ from specbench_ss.methods.eagle.drafter import SIZES, Drafter, Eagle1Drafter, Ea
 from specbench_ss.models.checkpoint import read_config
 
 TYPE, LAYER_IDS = speculators.TYPE, speculators.LAYER_IDS
-FIRST = "layers.0"
+LAYER = "layers.0"
 BIASED = ("q_proj", "k_proj", "v_proj", "o_proj")
 KINDS = ("llama", "qwen3")  # model types of layers in speculators' layout
 SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -103,8 +103,8 @@ def _speculators_shape(tensors: Tensors, about: dict[str, Any], base: ModelInfo,
 def _shape(tensors: Tensors, about: dict[str, Any], base: ModelInfo, levels: int) -> Shape:
     """Return the shape of the drafter's switches, which the authors' layout shows by its tensors."""
     published = TYPE not in about
-    stated = {n: bool(about.get(n)) for n in SWITCHES} if published else read_stated(about, Shape, base)
-    biases = {name for name in BIASED if f"{FIRST}.self_attn.{name}.bias" in tensors}
+    stated = {n: bool(about.get(n)) for n in SWITCHES} if published else read_config_fields(about, Shape, base)
+    biases = {name for name in BIASED if f"{LAYER}.self_attn.{name}.bias" in tensors}
     size = None if published else optional(about, "draft_vocab_size", int)
     norms = (
         speculators.norm_fields(stated, tensors) if levels else {"norm_before_residual": stated["norm_before_residual"]}
@@ -114,7 +114,7 @@ def _shape(tensors: Tensors, about: dict[str, Any], base: ModelInfo, levels: int
         feature=base.hidden_size,
         levels=levels or 1,
         norm_output=stated["norm_output"],
-        head_norms=f"{FIRST}.self_attn.q_norm.weight" in tensors if published else about.get("model_type") == "qwen3",
+        head_norms=f"{LAYER}.self_attn.q_norm.weight" in tensors if published else about.get("model_type") == "qwen3",
         **norms,
         **vocabulary_fields(size, tensors, base),
     )
@@ -123,14 +123,14 @@ def _shape(tensors: Tensors, about: dict[str, Any], base: ModelInfo, levels: int
 def _sizes(tensors: Tensors, about: dict[str, Any], base: ModelInfo, levels: int) -> dict[str, int]:
     """Return the sizes of the layer by its tensors. Raise UserError for sizes that do not fit together or the base."""
     hidden, fc_width = _size(tensors, "fc.weight")
-    rows, width = _size(tensors, f"{FIRST}.self_attn.q_proj.weight")
-    kv_rows, _ = _size(tensors, f"{FIRST}.self_attn.k_proj.weight")
-    ffn, _ = _size(tensors, f"{FIRST}.mlp.gate_proj.weight")
+    rows, width = _size(tensors, f"{LAYER}.self_attn.q_proj.weight")
+    kv_rows, _ = _size(tensors, f"{LAYER}.self_attn.k_proj.weight")
+    ffn, _ = _size(tensors, f"{LAYER}.mlp.gate_proj.weight")
     heads, head_dim = _heads(about, rows)
     if kv_rows % head_dim or not kv_rows or heads % (kv_rows // head_dim):
-        raise UserError(f"{FIRST}.self_attn.k_proj.weight has {kv_rows} rows, no keys for {heads} heads of {head_dim}")
+        raise UserError(f"{LAYER}.self_attn.k_proj.weight has {kv_rows} rows, no keys for {heads} heads of {head_dim}")
     if width != hidden * (2 if levels else 1):
-        raise UserError(f"{FIRST}.self_attn.q_proj.weight is {width} wide, the hidden size is {hidden}")
+        raise UserError(f"{LAYER}.self_attn.q_proj.weight is {width} wide, the hidden size is {hidden}")
     if levels and fc_width != levels * base.hidden_size:
         raise UserError(f"fc.weight reads {fc_width} numbers, not {levels} hidden states of {base.hidden_size}")
     if not levels and hidden != base.hidden_size:
@@ -165,7 +165,7 @@ def _heads(about: dict[str, Any], rows: int) -> tuple[int, int]:
 # -- target layers that are read -----------------------------------------------------------------------------------
 
 QUESTION = "Explain in a few sentences why the sky is blue, and name two other things with the same cause."
-FEWEST, MOST, TOKENS = 3, 8, 96  # sampled answers on which readings are compared; tokens of each
+MIN_ANSWERS, MAX_ANSWERS, ANSWER_TOKENS = 3, 8, 96  # sampled answers on which readings are compared; tokens of each
 CERTAIN = 3.3  # standard errors, a two-sided p-value of 0.001
 Readings = tuple[tuple[int, ...], ...]  # one, or two: the stated ids as inputs of layers and as outputs
 
@@ -223,11 +223,11 @@ def choose_layers(target: Target, drafter: Drafter, readings: Readings, reason: 
         return 0, reason, True
     drafter = drafter.to(target.device, target.dtype).eval()
     rotary, both, z = Rotary(drafter.config, target.device), torch.zeros(2, 0), 0.0
-    for seed in range(MOST):
+    for seed in range(MAX_ANSWERS):
         both = torch.cat((both, _acceptance(target, drafter, rotary, readings, seed)), 1)
         gain = both[1] - both[0]
         z = float(gain.mean() * len(gain) ** 0.5 / gain.std().clamp_min(1e-9)) if len(gain) > 1 else 0.0
-        if seed + 1 >= FEWEST and abs(z) > CERTAIN:
+        if seed + 1 >= MIN_ANSWERS and abs(z) > CERTAIN:
             break
     best, (a, b) = int(z > 0), both.mean(1).tolist()
     found = f"on {both.shape[1]} answer tokens drafts are accepted to {a:.1%} with inputs, {b:.1%} with outputs"
@@ -240,7 +240,7 @@ def _acceptance(target: Target, drafter: Drafter, rotary: Rotary, readings: Read
     It is the sum of min(p, q) at temperature 1, given the true hidden states.
     """
     prompt = _prompt(target)
-    tokens = min(TOKENS, target.context_length - len(prompt))
+    tokens = min(ANSWER_TOKENS, target.context_length - len(prompt))
     answer = generate(Autoregressive(target), prompt, StopParams(tokens), SamplingParams(1.0, seed=seed)).tokens
     ids = torch.tensor([[*prompt, *answer]], device=target.device)
     layers = {layer for reading in readings for layer in reading}
@@ -293,7 +293,7 @@ def config_of(drafter: Drafter, layers: tuple[int, ...], drafts: int, base: Mode
         "rope_theta": (config.rope_parameters or {}).get("rope_theta"),  # for older versions of transformers
     }
     fields = speculators.feature_fields(shape, layers, base)
-    return speculators.written_config("eagle3", layer, drafts, base, **fields, embed_requires_grad=False)
+    return speculators.config_json("eagle3", layer, drafts, base, **fields, embed_requires_grad=False)
 
 
 FC_BIAS = "fc.bias"

@@ -1,17 +1,13 @@
 """EAGLE (static tree), EAGLE-2 and EAGLE-3 (dynamic trees).
 
-EAGLE: Li et al. 2024 (ICML), sec. 4. EAGLE-2: Li et al. 2024 (EMNLP), sec. 4. EAGLE-3: Li et al. 2025 (NeurIPS). The
-drafter's KV cache has a slot for every position before the root's, computed from the target's hidden state; slots of
-drafted nodes follow for one step and are dropped.
+EAGLE: Li et al. 2024 (ICML), sec. 4. EAGLE-2: Li et al. 2024 (EMNLP), sec. 4. EAGLE-3: Li et al. 2025 (NeurIPS).
 """
 
 from __future__ import annotations
 
 import warnings
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -21,14 +17,13 @@ from torch import Tensor
 
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.decoder import Decoder, DecodeState
-from specbench_ss.engine.forward import ForwardPass, among_drafted
-from specbench_ss.engine.kv_cache import row_numbers
+from specbench_ss.engine.forward import ForwardPass
 from specbench_ss.engine.target import FINAL, Output, Target
-from specbench_ss.engine.tree import MOST_NODES, DraftTree, TreeTensors, indices
+from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.draft_vocabulary import vocabulary_option, with_frequent_tokens
-from specbench_ss.methods._shared.drafting import VOCABULARY, FeatureDecoder, Read
+from specbench_ss.methods._shared.drafting import VOCABULARY, FeatureDecoder, Read, vocabulary_of
 from specbench_ss.methods._shared.heads import (
     Choice,
     StaticTree,
@@ -39,7 +34,7 @@ from specbench_ss.methods._shared.heads import (
     tunable_nodes,
 )
 from specbench_ss.methods._shared.target_copies import EMBEDDING, EMBEDDING_AND_HEAD
-from specbench_ss.methods._shared.tree_growth import best, draw, grow
+from specbench_ss.methods._shared.tree_growth import draw
 from specbench_ss.methods.eagle.checkpoint import (
     Readings,
     checked_layers,
@@ -53,6 +48,7 @@ from specbench_ss.methods.eagle.checkpoint import (
     vllm_tensors,
 )
 from specbench_ss.methods.eagle.drafter import MOST_DEPTH, Drafter, random_eagle, random_eagle3
+from specbench_ss.methods.eagle.slots import DynamicTree, Size, Slots
 from specbench_ss.models.checkpoint import own_fields, write_tensors
 from specbench_ss.options import Bounded, option
 
@@ -71,19 +67,24 @@ WEIGHTS_HELP = "Folder, file or hub id of the drafter. Empty: the one bundled wi
 
 
 class EagleDecoder(FeatureDecoder):
-    """Base of methods with one drafter layer: slots of true hidden states, and drafter passes over nodes."""
+    """Base of EAGLE's methods: a folder's drafter of one layer, and its slots of true hidden states.
+
+    drafted_levels: number of levels of the draft tree. drafted_slots: most slots of drafted nodes in a step.
+    """
 
     # of all methods that share a folder
     other_options: ClassVar[tuple[str, ...]] = ("nodes", "total_tokens", "depth", "top_k", VOCABULARY)
     can_export: ClassVar[bool] = True
     is_eagle3: ClassVar[bool] = False
     target_copies = EMBEDDING_AND_HEAD
+    drafted_levels: int
+    drafted_slots: int
 
     def __init__(
         self, target: Target, options: Any, drafter: Drafter, config: dict[str, Any], layers: Sequence[int] = (FINAL,)
     ) -> None:
         super().__init__(target, options, drafter, config, layers)
-        self.newest = torch.empty(0)  # [1, 1, h], output of the last slot, which gives the root's children
+        self.slots, self.shared = Slots(self), (self.layers,)
 
     @classmethod
     def layers_of(cls, options: Any, config: dict[str, Any], base: ModelInfo, path: Path) -> tuple[Readings, str]:
@@ -96,134 +97,20 @@ class EagleDecoder(FeatureDecoder):
         layers = cls.layers_of(options, config, base, path)[0][0]
         return read_drafter(path, base, cls.name, len(layers) if cls.is_eagle3 else 0, read), config
 
-    @classmethod
-    def build(cls, target: Target, options: Any, drafter: Drafter, config: dict[str, Any], path: Path) -> Self:
-        readings, reason = cls.layers_of(options, config, target, path)
-        index, reason, certain = choose_layers(target, drafter, readings, reason)
-        decoder = cls(target, options, drafter, config, readings[index])
-        texts = [":".join(map(str, layers)) for layers in readings]
-        decoder.measured = {"reads layers": f"{texts[index]}, since {reason}"} if reason else {}
-        if not certain:
-            doubt = f"eagle3: {reason}, which does not decide: set layers={texts[0]} (inputs) or {texts[1]} (outputs)"
-            decoder.load_warnings = (f"{doubt} ({path})",)
-            warnings.warn(decoder.load_warnings[0], stacklevel=2)
-        return decoder
-
-    def apply_options(self, options: Any) -> Self:
-        return type(self)(self.target, options, self.drafter, self.config, self.layers)
-
     def export(self, folder: Path) -> dict[str, Any]:
         tensors, config = vllm_tensors(self.drafter), vllm_config_of(self.drafter, self.config, self.target)
         write_tensors(folder, tensors, config)
         return {"method": "eagle", "num_speculative_tokens": self.drafted_levels}
 
-    # -- slots of true hidden states ----------------------------------------------------------------------------
-
-    @property
-    @abstractmethod
-    def drafted_levels(self) -> int:
-        """Return the number of levels of the draft tree."""
-
-    @property
-    @abstractmethod
-    def drafted_rows(self) -> int:
-        """Return the maximum number of drafted slots per step in the drafter's cache."""
-
     def on_prefill(self, state: DecodeState) -> None:
         """Fill a slot for every position of the prompt."""
-        self.target.empty(self.cache, state.cache.capacity + self.drafted_rows)
-        self._extend(state, indices(state.ids[1:], self.target.device), self._features)
+        self.target.empty(self.slots.cache, state.cache.capacity + self.drafted_slots)
+        self.slots.extend(state, indices(state.ids[1:], self.target.device), self._features)
         self._features = []
 
     def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:
         """Fill a slot for every newly accepted position."""
-        self._extend(state, *self.accepted(result, output))
-
-    def _extend(self, state: DecodeState, tokens: Tensor, features: Sequence[Tensor]) -> Tensor:
-        """Add permanent slots: tokens [n], each the one after its hidden states [1, n, h_t]. Return [1, n, h]."""
-        n, dims = len(tokens), ((0,), *[(1,)] * len(features))
-        (out,) = self.target.run_pass((self, "extend"), self._slots, self.cache, (tokens, *features), dims, n)
-        self.cache.commit(n)
-        self.newest = out[:, -1:]
-        state.num_draft_forwards += 1
-        return out
-
-    def _slots(self, current: ForwardPass, tokens: Tensor, *features: Tensor) -> tuple[Tensor]:
-        """Return the drafter's output [1, n, h] for tokens [n] and hidden states [1, n, h_t]."""
-        n, device = len(tokens), tokens.device
-        mask = None if current.is_prompt else current.mask(torch.ones(n, n, dtype=torch.bool, device=device).tril())
-        fused = self.drafter.fuse(features)
-        rotary = self.rotary(current.positions(torch.arange(n, device=device)), fused.dtype)
-        return (self._run(current, tokens, fused, mask, rotary, 0),)
-
-    def draft_logits(self, states: Tensor, index: int = 0) -> Tensor:
-        """Return logits [.., draft vocabulary] of output states [.., h]. index: of the layer they come from."""
-        logits: Tensor = self.drafter.logits(states, self.target, index, self.head_rows)
-        return logits
-
-    # -- slots of drafted nodes ---------------------------------------------------------------------------------
-
-    def rotary_ahead(self, current: ForwardPass, levels: int) -> tuple[Tensor, Tensor]:
-        """Return cos, sin [1, levels, head_dim] of drafted nodes; all nodes of a level have the same position."""
-        depths = torch.arange(levels, device=self.target.device)
-        return self.rotary(current.positions(depths), self.newest.dtype)
-
-    def descend(
-        self,
-        current: ForwardPass,
-        tokens: Tensor,
-        states: Tensor,
-        visible: Tensor,
-        rotary: tuple[Tensor, Tensor],
-        level: int,
-    ) -> Tensor:
-        """Return the states [1, k, h] of one level's nodes from their tokens [k] and parents' states [1, k, h].
-
-        visible: bool [k, drafted slots so far + k]. level: 0 for the root's children.
-        """
-        cos, sin = rotary
-        at_level = cos[:, level : level + 1], sin[:, level : level + 1]
-        first = visible.shape[1] - len(tokens)
-        out = self._run(current, tokens, states, current.mask(visible), at_level, first)
-        current.commit(len(tokens))
-        return out
-
-    def _run(
-        self,
-        current: ForwardPass,
-        tokens: Tensor,
-        states: Tensor,
-        mask: Tensor | None,
-        rotary: tuple[Tensor, Tensor],
-        first: int,
-    ) -> Tensor:
-        """Run the drafter, which has one layer and one mask, on slots `first` rows behind the cached ones."""
-        embedded = self.drafter.embed(tokens[None], self.target)
-        return current.layers(self.drafter, self.drafter, (embedded, states), mask, rotary, first)
-
-    def draft_level(self, tokens: Tensor, states: Tensor, visible: Tensor, level: int) -> Tensor:
-        """Return the states of one level's nodes as `descend` does, from a pass of its own, and keep their slots.
-
-        For nodes that are chosen on the host. visible: the same for all nodes of this level at every step.
-        """
-        level_pass, k = partial(self._level_pass, visible, level), len(tokens)
-        (out,) = self.target.run_pass((self, level, k), level_pass, self.cache, (tokens, states), rows=k)
-        self.cache.commit(k)
-        return out.clone()  # an input of the next pass, which may have this name
-
-    def _level_pass(
-        self, visible: Tensor, level: int, current: ForwardPass, tokens: Tensor, states: Tensor
-    ) -> tuple[Tensor]:
-        """Return the states [1, k, h] of nodes whose ancestors are the last cached rows."""
-        earlier = visible.shape[1] - len(tokens)
-        depth = row_numbers(tokens.device, level, level + 1) - earlier
-        mask = current.mask(visible[:, earlier:], among_drafted(visible[:, :earlier]))
-        return (self._run(current, tokens, states, mask, self.rotary(current.positions(depth), states.dtype), 0),)
-
-    def drop_drafted(self, state: DecodeState, passes: int) -> None:
-        """Drop the slots of drafted nodes, after this number of the drafter's passes."""
-        self.cache.compact(state.position, ())
-        state.num_draft_forwards += passes
+        self.slots.extend(state, *self.accepted(result, output))
 
 
 # -- EAGLE: a static tree ------------------------------------------------------------------------------------------
@@ -302,6 +189,7 @@ class Eagle(EagleDecoder):
         self.tree = self.resolve_options(self.options, self.config, self.drafter, self.target)
         self.levels, self.inner_nodes = levels_of(self.tree, self.target.device)
         self.siblings = max(map(len, self.tree.topology.children()))  # largest number of children of a node
+        self.drafted_levels, self.drafted_slots = self.tree.depth, len(self.inner_nodes) - 1
 
     @classmethod
     def resolve_options(
@@ -310,7 +198,7 @@ class Eagle(EagleDecoder):
         depth = options.depth or MOST_DEPTH
         choices = requested_tree(options.tree, options.nodes, config, depth, cls.name, PUBLISHED, "levels")
         tree = tree_of(choices, cls.name)
-        check_tree(tree, depth, cls.vocabulary_of(options, drafter, base).size, cls.name)
+        check_tree(tree, depth, vocabulary_of(options, drafter, base, cls.name).size, cls.name)
         return tree
 
     @classmethod
@@ -346,51 +234,43 @@ class Eagle(EagleDecoder):
         if self.options.tree not in ("auto", "published"):
             return nodes
         deepest = len(self.config["accuracies"]) if nodes else max(map(len, PUBLISHED))
-        return {**nodes, "depth": range(1, deepest + 1), **self.vocabulary_sizes()}
+        return {**nodes, "depth": range(1, deepest + 1), **self.vocabulary.search_space()}
 
     def max_tokens_per_step(self) -> int:
         return len(self.tree.topology.parents)
 
-    @property
-    def drafted_levels(self) -> int:
-        return self.tree.depth
-
-    @property
-    def drafted_rows(self) -> int:
-        return len(self.inner_nodes) - 1
-
     def propose(self, state: DecodeState) -> DraftTree:
         """Draft each level of the static tree from the states of the level above."""
-        inputs = (state.root, self.newest)
+        slots, inputs = self.slots, (state.root, self.slots.newest)
         if self.options.sample == "on" and not state.sampling.greedy:
             tokens, q = self._sampled(state, *inputs)
         else:
-            rows, q = max(1, self.drafted_rows), None
-            (tokens,) = self.target.run_pass((self, "best"), self._best, self.cache, inputs, rows=rows)
-        self.drop_drafted(state, sum(len(level.inner) > 0 for level in self.levels))
+            rows, q = max(1, self.drafted_slots), None
+            (tokens,) = self.target.run_pass((self, "best"), self._best, slots.cache, inputs, rows=rows)
+        slots.drop_drafted(state, sum(len(level.inner) > 0 for level in self.levels))
         return DraftTree(tokens, self.tree.topology, q)
 
     def _best(self, current: ForwardPass, root: Tensor, states: Tensor) -> tuple[Tensor]:
         """Return the tree's tokens [n], the most probable ones, from the newest slot's output [1, 1, h]."""
-        rotary, tokens = self.rotary_ahead(current, len(self.levels)), [root]
+        rotary, tokens = self.slots.rotary_ahead(current, len(self.levels)), [root]
         for depth, level in enumerate(self.levels):
-            ranked = self.draft_logits(states)[0].topk(self.tree.width).indices  # [rows, width]
+            ranked = self.slots.logits(states)[0].topk(self.tree.width).indices  # [rows, width]
             tokens.append(self.vocabulary.token_ids(ranked[level.parent, level.rank]))
             if len(level.inner):
                 inner, parents = tokens[-1][level.inner], states[:, level.inner_parent]
-                states = self.descend(current, inner, parents, level.visible, rotary, depth)
+                states = self.slots.descend(current, inner, parents, level.visible, rotary, depth)
         return (torch.cat(tokens),)
 
     def _sampled(self, state: DecodeState, root: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """Return the tree's tokens [n], drawn from q, and q [n, V] at nodes with children; rows of leaves are zero."""
         tokens, qs = [root], list[Tensor]()
         for depth, level in enumerate(self.levels):
-            qs.append(state.sampling.probs(self.draft_logits(states)[0]))
+            qs.append(state.sampling.probs(self.slots.logits(states)[0]))
             drawn = draw(qs[-1], state.rng, self.siblings)  # [rows, siblings]
             tokens.append(self.vocabulary.token_ids(drawn[level.parent, level.sibling]))
             if len(level.inner):
                 inner, parents = tokens[-1][level.inner], states[:, level.inner_parent]
-                states = self.draft_level(inner, parents, level.visible, depth)
+                states = self.slots.draft_level(inner, parents, level.visible, depth)
         q = self.vocabulary.target_probs(torch.cat(qs))
         every = q.new_zeros(len(self.tree.topology.parents), q.shape[-1])
         return torch.cat(tokens), every.index_copy_(0, self.inner_nodes, q)
@@ -434,15 +314,6 @@ class Eagle3Options(DynamicOptions):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Size of a dynamic tree. drafted: nodes without the root; depth: levels after the first."""
-
-    drafted: int
-    depth: int
-    top_k: int
-
-
 class Eagle2(EagleDecoder):
     """EAGLE-2: dynamic tree; each level expands the top_k nodes of the greatest path probability."""
 
@@ -467,17 +338,14 @@ class Eagle2(EagleDecoder):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.size = self.resolve_options(self.options, self.config, self.drafter, self.target)
-        self._drafted = TreeTensors()
+        self.tree = DynamicTree(self.slots, self.size)
+        self.drafted_levels, self.drafted_slots = self.size.depth + 1, self.size.slots
 
     @classmethod
     def resolve_options(cls, options: Any, config: Mapping[str, Any], drafter: Any, base: ModelInfo) -> Size:
-        return cls.size_of(options, cls.vocabulary_of(options, drafter, base).size)
-
-    @classmethod
-    def size_of(cls, options: DynamicOptions, vocab: int) -> Size:
-        """Return the tree's size for a vocabulary of this size."""
+        """Return the tree's size."""
         depth = cls.published_depth if options.depth < 0 else options.depth
-        k = min(options.top_k or 10, vocab)
+        k = min(options.top_k or 10, vocabulary_of(options, drafter, base, cls.name).size)
         total = options.total_tokens or 60
         return Size(min(total - 1, k + depth * k * k), depth, k)
 
@@ -510,40 +378,14 @@ class Eagle2(EagleDecoder):
             "total_tokens": [n for n in TOTALS if n <= most + 1],
             "depth": DEPTHS,
             "top_k": [k for k in BEAMS if k <= vocab],
-            **self.vocabulary_sizes(),
+            **self.vocabulary.search_space(),
         }
 
     def max_tokens_per_step(self) -> int:
         return 1 + self.size.drafted
 
-    @property
-    def drafted_levels(self) -> int:
-        return self.size.depth + 1
-
-    @property
-    def drafted_rows(self) -> int:
-        return self.size.depth * self.size.top_k
-
     def propose(self, state: DecodeState) -> DraftTree:
-        """Expand nodes by path probability, level by level (EAGLE-2 sec. 4.1); keep the best nodes (sec. 4.2)."""
-        inputs, rows = (state.root, self.newest), max(1, self.drafted_rows)
-        tensors = self.target.run_pass((self, "grow"), self._grow, self.cache, inputs, rows=rows)
-        self.drop_drafted(state, self.size.depth)
-        return self._drafted.tree(tensors)
-
-    def _grow(self, current: ForwardPass, root: Tensor, states: Tensor) -> tuple[Tensor, ...]:
-        """Return the tensors of the tree from the root [1] and the newest slot's output [1, 1, h]."""
-        size, root_logits = self.size, self.draft_logits(states)[0, 0]
-        rotary = self.rotary_ahead(current, max(1, size.depth))
-
-        def expand(tokens: Tensor, visible: Tensor, parent_rows: Tensor, level: int) -> Tensor:
-            nonlocal states  # [1, rows, h] of the last level's expanded nodes, at first the root's
-            states = self.descend(current, tokens, states[:, parent_rows], visible, rotary, level - 1)
-            return self.draft_logits(states)[0]
-
-        choose = self.vocabulary.select(best(size.top_k))
-        tree = grow(root, root_logits, choose, expand, size.depth + 1, size.drafted)
-        return self._drafted.tensors(tree)
+        return self.tree.draft(state)
 
 
 class Eagle3(Eagle2):
@@ -572,6 +414,20 @@ class Eagle3(Eagle2):
             return layers_of(config, base)
         except UserError as error:
             raise UserError(f"{error} ({path})") from None
+
+    @classmethod
+    def build(cls, target: Target, options: Any, drafter: Drafter, config: dict[str, Any], path: Path) -> Self:
+        """Return the decoder; of two possible readings of config.json, the one whose drafts are accepted more often."""
+        readings, reason = cls.layers_of(options, config, target, path)
+        index, reason, certain = choose_layers(target, drafter, readings, reason)
+        decoder = cls(target, options, drafter, config, readings[index])
+        texts = [":".join(map(str, layers)) for layers in readings]
+        decoder.measured = {"reads layers": f"{texts[index]}, since {reason}"} if reason else {}
+        if not certain:
+            doubt = f"eagle3: {reason}, which does not decide: set layers={texts[0]} (inputs) or {texts[1]} (outputs)"
+            decoder.load_warnings = (f"{doubt} ({path})",)
+            warnings.warn(decoder.load_warnings[0], stacklevel=2)
+        return decoder
 
     def export(self, folder: Path) -> dict[str, Any]:
         config = config_of(self.drafter, self.layers, self.drafted_levels, self.target)

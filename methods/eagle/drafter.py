@@ -19,7 +19,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from specbench_ss.engine.target import AnyCache, Target
 from specbench_ss.methods._shared.draft_vocabulary import randomize_drafter, set_draft_vocab
-from specbench_ss.methods._shared.drafter_config import stated
+from specbench_ss.methods._shared.drafter_config import config_field
 from specbench_ss.methods._shared.drafter_network import (
     DrafterNetwork,
     FeatureFusion,
@@ -41,7 +41,7 @@ class Shape(FeatureShape):
     biases: frozenset[str] = frozenset()  # names of the linear layers with a bias
     feature: int = 0  # width of a target layer
     levels: int = 1  # number of target layers that are read
-    norm_output: bool = stated("norm_output", False)  # EAGLE-3.1: the normed state is fed back
+    norm_output: bool = config_field("norm_output", False)  # EAGLE-3.1: the normed state is fed back
     head_norms: bool = False  # queries and keys are normed head by head, as in Qwen3
 
 

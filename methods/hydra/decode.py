@@ -59,15 +59,15 @@ class Hydra(TreeHeads):
     def __init__(
         self,
         target: Target,
-        options: HydraOptions,
-        heads: HydraHeads,
-        tree: StaticTree,
+        options: HeadsOptions,
+        drafter: HydraHeads,
         config: dict[str, Any] | None = None,
+        tree: StaticTree | None = None,
     ) -> None:
-        super().__init__(target, options, heads, tree, config)
+        super().__init__(target, options, drafter, config, tree)
         self.layer = input_layer(self.config, target.n_layers)  # whose input the heads read
         self.aux_hidden_state_layers = () if self.layer == FINAL else (self.layer,)
-        self.levels = levels_of(tree, target.device)
+        self.levels = levels_of(self.tree, target.device)
         self.embedding: Tensor = target.model.get_input_embeddings().weight
         self.cache = Cache(1, 0)  # of the prefix layer
         self.prefix_state = torch.empty(0)  # [1, h], at the position before the root
@@ -118,7 +118,7 @@ class Hydra(TreeHeads):
 
     def prefill(self, state: DecodeState, ids: Tensor) -> Output:
         """Run the prompt; the prefix layer reads all its positions."""
-        if self.heads.prefix is None:
+        if self.drafter.prefix is None:
             return super().prefill(state, ids)
         output = self.target.prefill(ids, state.cache, self.aux_hidden_state_layers, every=True)
         self.target.empty(self.cache, state.cache.capacity)
@@ -127,7 +127,7 @@ class Hydra(TreeHeads):
 
     def on_prefill(self, state: DecodeState) -> None:
         """Take the base's last state as prefix state if there is no prefix layer."""
-        if self.heads.prefix is None:
+        if self.drafter.prefix is None:
             self.prefix_state = state.hidden_states[self.layer][0]
 
     def propose(self, state: DecodeState) -> DraftTree:
@@ -139,14 +139,14 @@ class Hydra(TreeHeads):
         """Return the tree's tokens [n] for the root [1] and the prefix state [1, h]."""
         for head, level in enumerate(self.levels):
             path = torch.nn.functional.embedding(tokens[level.paths], self.embedding)  # [m, head + 1, h]
-            logits = self.heads.logits(head, prefix, path, self.lm_head, self.head_rows)  # [m, draft vocabulary]
+            logits = self.drafter.logits(head, prefix, path, self.lm_head, self.head_rows)  # [m, draft vocabulary]
             best = logits.topk(level.width).indices.flatten()
             tokens = torch.cat((tokens, self.vocabulary.token_ids(best[level.pick])))
         return (tokens,)
 
     def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:
         """Update the prefix state with the states of the accepted path."""
-        if self.heads.prefix is None:
+        if self.drafter.prefix is None:
             self.prefix_state = state.hidden_states[self.layer][0]
         else:
             self._extend(output.hidden_states[self.layer][:, indices(result.path, self.target.device)])
@@ -155,16 +155,14 @@ class Hydra(TreeHeads):
         """Run the base's states [1, q, h] of the next q positions through the prefix layer."""
         past, q = self.cache.get_seq_length(), states.shape[1]
         positions = torch.arange(past, past + q, device=states.device)[None]
-        inputs = (states, *self.heads.prefix.rotary(positions, past + q, states.dtype))
+        inputs = (states, *self.drafter.prefix.rotary(positions, past + q, states.dtype))
         (out,) = self.target.run_pass((self, "prefix"), self._prefix, self.cache, inputs, ((1,),) * 3, q)
         self.prefix_state = out[0, -1:]
         self.cache.commit(q)
 
     def _prefix(self, current: ForwardPass, states: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor]:
         """Return the prefix layer's output [1, n, h] for the base's states [1, n, h] at successive positions."""
-        n, layer = states.shape[1], self.heads.prefix
-        chain = torch.ones(n, n, dtype=torch.bool, device=states.device).tril()
-        mask = None if current.is_prompt else current.mask(chain)
+        layer, mask = self.drafter.prefix, current.causal_mask(states.shape[1])
         return (current.layers(layer, layer, (states,), mask, (cos, sin)),)
 
 

@@ -81,7 +81,7 @@ class HydraTrainer(DrafterTrainer):
         from specbench_ss.methods.hydra.decode import Hydra
 
         decoder = Hydra.load(target, Hydra.Options(weights=weights, tree="published"))
-        return cls(target, heads=decoder.heads, layer=decoder.layer)
+        return cls(target, heads=decoder.drafter, layer=decoder.layer)
 
     @torch.no_grad()
     def prepare(self, states: BaseStates, batch: Batch) -> None:

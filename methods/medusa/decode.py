@@ -22,7 +22,7 @@ from specbench_ss.methods._shared.drafting import Read
 from specbench_ss.methods._shared.heads import MOST_FUSED, HeadsOptions, StaticTree, TreeHeads
 from specbench_ss.methods._shared.target_copies import Copies
 from specbench_ss.methods.medusa.heads import HEADS_FILES, MedusaHeads, read_heads, vllm_config_of, vllm_tensors
-from specbench_ss.models.checkpoint import drafter_folder, find_drafter, own_fields, write_tensors
+from specbench_ss.models.checkpoint import own_fields, write_tensors
 from specbench_ss.options import option
 
 ADAPTER = fine_tuned.ADAPTER
@@ -43,17 +43,18 @@ class Medusa(TreeHeads):
     can_export: ClassVar[bool] = True
     weight_names = HEADS_FILES
     target_copies: ClassVar[Copies] = {r"lm_head\.weight": "LM head"}  # of vLLM's layout
+    changes_model: ClassVar[bool] = False  # decodes with a backbone in the folder
 
     def __init__(
         self,
         target: Target,
-        options: MedusaOptions,
-        heads: MedusaHeads,
-        tree: StaticTree,
+        options: HeadsOptions,
+        drafter: MedusaHeads,
         config: dict[str, Any] | None = None,
+        tree: StaticTree | None = None,
     ) -> None:
-        super().__init__(target, options, heads, tree, config)
-        flat = [h * tree.width + r for h, r in zip(tree.heads, tree.ranks, strict=True)]
+        super().__init__(target, options, drafter, config, tree)
+        flat = [h * self.tree.width + r for h, r in zip(self.tree.heads, self.tree.ranks, strict=True)]
         self.gather = torch.tensor(flat, device=target.device)
         self._next_logits: Tensor | None = None  # [heads, V], computed in the last pass for this draft
 
@@ -61,15 +62,9 @@ class Medusa(TreeHeads):
     def read(cls, options: Any, path: Path, base: ModelInfo, read: Read) -> tuple[MedusaHeads, dict[str, Any]]:
         """Read any published layout. Raise UserError for heads whose folder has a backbone other than the base."""
         heads, config, backbone = read_heads(path, base, read, cls.name)
-        if (backbone or (path / ADAPTER).is_file()) and not cls.accepts(path, base):
+        if not cls.changes_model and (backbone or (path / ADAPTER).is_file()) and not is_folder_of(path, base):
             raise UserError(f"{cls.name}: {path} has its own backbone; use medusa2, or pass it as --model")
         return heads, config
-
-    @classmethod
-    def accepts(cls, path: Path, base: ModelInfo) -> bool:
-        """Return True if heads inside a whole model are for this base."""
-        downloaded = f"models--{base.name.replace('/', '--')}"  # folder name in the hub's cache
-        return downloaded in path.parts if base.folder is None else base.folder.resolve() == path.resolve()
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
@@ -100,11 +95,11 @@ class Medusa(TreeHeads):
         return cls.example(target, module, {}, options)
 
     def export(self, folder: Path) -> dict[str, Any]:
-        if self.heads.unembed is None and getattr(self.target.family.head, "bias", None) is not None:
+        if self.drafter.unembed is None and getattr(self.target.family.head, "bias", None) is not None:
             raise UserError(f"{self.name}: the LM head has a bias, which vLLM drops; train heads with --own-unembed")
-        config = {**vllm_config_of(self.heads, self.target), **own_fields(self.config)}
-        write_tensors(folder, vllm_tensors(self.heads, self.target.unembed), config)
-        return {"method": "medusa", "num_speculative_tokens": self.heads.count}
+        config = {**vllm_config_of(self.drafter, self.target), **own_fields(self.config)}
+        write_tensors(folder, vllm_tensors(self.drafter, self.target.unembed), config)
+        return {"method": "medusa", "num_speculative_tokens": self.drafter.count}
 
     def on_prefill(self, state: DecodeState) -> None:
         """Drop logits of the last request."""
@@ -120,7 +115,7 @@ class Medusa(TreeHeads):
 
     def _draft(self, _: ForwardPass, root: Tensor, final: Tensor) -> tuple[Tensor]:
         """Return the tree's tokens [n] for the root [1] and the state before it [1, h]."""
-        return (self._fill_tree(root, self.heads(final, self.lm_head, self.depth, self.head_rows)[:, 0]),)
+        return (self._fill_tree(root, self.drafter(final, self.lm_head, self.depth, self.head_rows)[:, 0]),)
 
     def _fill_tree(self, root: Tensor, logits: Tensor) -> Tensor:
         """Return the tree's tokens [n] for the root [1] and logits [heads, draft vocabulary]."""
@@ -129,13 +124,13 @@ class Medusa(TreeHeads):
 
     def forward(self, state: DecodeState, tree: DraftTree) -> Output:
         """Verify; for few tokens, heads that share the whole LM head compute their logits in the same matmul."""
-        if self.heads.unembed is not None or self.head_rows or len(tree) * (1 + self.depth) > MOST_FUSED:
+        if self.drafter.unembed is not None or self.head_rows or len(tree) * (1 + self.depth) > MOST_FUSED:
             return super().forward(state, tree)
         return self.target.forward_tree(tree, state.cache, self.aux_hidden_state_layers, self._head_states)
 
     def _head_states(self, final: Tensor) -> Tensor:
         """Return the heads' inputs to the LM head [heads * n, h] for final states [n, h]."""
-        states: Tensor = self.heads.states(final, self.depth)
+        states: Tensor = self.drafter.states(final, self.depth)
         return states.flatten(0, 1)
 
     def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:
@@ -143,6 +138,12 @@ class Medusa(TreeHeads):
         super().update(state, result, output)
         logits = output.extra
         self._next_logits = None if logits is None else logits.unflatten(0, (self.depth, -1))[:, result.path[-1]]
+
+
+def is_folder_of(path: Path, base: ModelInfo) -> bool:
+    """Return True if a folder with heads inside a whole model is the base's own."""
+    downloaded = f"models--{base.name.replace('/', '--')}"  # folder name in the hub's cache
+    return downloaded in path.parts if base.folder is None else base.folder.resolve() == path.resolve()
 
 
 NAME = "medusa2"
@@ -164,11 +165,7 @@ class Medusa2(fine_tuned.FineTunedDecoder, Medusa):
     baseline_options = Medusa2AROptions
     can_export = False
     target_copies = {}
-
-    @classmethod
-    def accepts(cls, path: Path, base: ModelInfo) -> bool:
-        """Return True: the method decodes with that model."""
-        return True
+    changes_model = True
 
     @classmethod
     def drafted_model_info(cls, base: ModelInfo, path: Path) -> ModelInfo:
@@ -193,16 +190,6 @@ class Medusa2(fine_tuned.FineTunedDecoder, Medusa):
             if (path / ADAPTER).is_file()
             else fine_tuned.load_target_like(target, path)
         )
-
-    @classmethod
-    def check_own_model(cls, options: Any, base: ModelInfo) -> None:
-        path = find_drafter(options.weights, NAME, base)
-        if path is not None:
-            cls.drafted_model_info(base, path)
-
-    @classmethod
-    def own_model(cls, target: Target, options: Any) -> Target:
-        return cls.drafted_model(target, drafter_folder(options.weights, NAME, target))
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:

@@ -122,7 +122,7 @@ class MedusaTrainer(DrafterTrainer):
         """Return a trainer of existing heads, loaded as by `medusa`."""
         from specbench_ss.methods.medusa.decode import Medusa, MedusaOptions
 
-        return cls(target, heads=Medusa.load(target, MedusaOptions(weights, tree="published")).heads)
+        return cls(target, heads=Medusa.load(target, MedusaOptions(weights, tree="published")).drafter)
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return eq. 1 over all heads, with the base's distributions unless loss=ce."""

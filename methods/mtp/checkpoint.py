@@ -127,7 +127,7 @@ def parse_config(about: Mapping[str, Any]) -> tuple[Layout, PretrainedConfig, in
         raise UserError(f"config.json has the model type {kind!r}; types with MTP layers are {', '.join(NATIVE)}")
     stated = {name: value for name, value in fields.items() if name not in NOT_STATED}
     with speculators.describing(f"layers of the type {kind}"):
-        speculators.check_stated(stated)
+        speculators.check_layer_fields(stated)
         layer = AutoConfig.for_model(kind, **stated)
     if getattr(layer, "sliding_window", None) and not getattr(layer, "layer_types", None):
         raise UserError(f"config.json has a sliding_window of {layer.sliding_window}, which an MTP layer cannot have")
@@ -204,4 +204,4 @@ def config_of(layer: PretrainedConfig, steps: int, base: ModelInfo) -> dict[str,
     """Return config.json of a head in speculators' layout. steps: tokens that it was trained to draft."""
     fields = {name: value for name, value in layer.to_diff_dict().items() if name not in NOT_OF_THE_LAYER}
     fields |= {"model_type": layer.model_type, "vocab_size": base.vocab_size}
-    return speculators.written_config("mtp", fields, steps, base, num_nextn_predict_layers=1)
+    return speculators.config_json("mtp", fields, steps, base, num_nextn_predict_layers=1)

@@ -23,14 +23,16 @@ from specbench_ss.engine.costs import read_by_a_pass
 from specbench_ss.engine.decoder import DecodeState
 from specbench_ss.engine.forward import ForwardPass
 from specbench_ss.engine.kv_cache import Cache
-from specbench_ss.engine.target import Target
+from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
+from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.draft_vocabulary import vocabulary_option, with_frequent_tokens
-from specbench_ss.methods._shared.drafting import VOCABULARY, Read
+from specbench_ss.methods._shared.drafting import VOCABULARY, FeatureDecoder, Read, vocabulary_of
 from specbench_ss.methods._shared.tree_growth import draw
-from specbench_ss.methods.eagle.decode import BEAMS, TOTALS, Eagle2, Size
+from specbench_ss.methods.eagle.decode import BEAMS, TOTALS
 from specbench_ss.methods.eagle.drafter import MOST_DEPTH
+from specbench_ss.methods.eagle.slots import DynamicTree, Size, Slots
 from specbench_ss.methods.mtp.checkpoint import COPIES, NATIVE, read_head, trained_steps
 from specbench_ss.methods.mtp.heads import MTPDrafter, new_head
 from specbench_ss.models.checkpoint import HUB_ID, public_name
@@ -64,7 +66,7 @@ class MTPOptions(Bounded):
     draft_vocab: str = vocabulary_option()
 
 
-class MTP(Eagle2):
+class MTP(FeatureDecoder):
     """The target's MTP layers draft a chain, or a tree grown as EAGLE-2's."""
 
     name = "mtp"
@@ -74,44 +76,33 @@ class MTP(Eagle2):
     Options = MTPOptions
     node_options = ("nodes", "num_speculative_tokens")
     advisable = ("num_speculative_tokens", VOCABULARY)
-    other_options = ()
-    can_export = False
     target_copies = COPIES
     drafter: MTPDrafter
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(
+        self, target: Target, options: MTPOptions, drafter: MTPDrafter, config: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(target, options, drafter, config, (FINAL,))
+        self.size = self.resolve_options(self.options, self.config, self.drafter, target)
         self.modules: int = self.drafter.shape.modules
-        self.cache = Cache(1, 0)  # of the first layer
+        self.slots = Slots(self)  # of the first layer
+        self.tree = DynamicTree(self.slots, self.size)
         self.later_caches = [Cache(1, 0) for _ in range(1, self.modules)]
         self.outputs: list[Tensor] = []  # [1, n, h] of each layer: states of rows that the next one lacks
 
     # -- loading ------------------------------------------------------------------------------------------------
 
     @classmethod
-    def _with_own_folder(cls, options: MTPOptions, base: ModelInfo) -> MTPOptions:
+    def source(cls, options: MTPOptions, base: ModelInfo) -> tuple[MTPOptions, str, dict[str, Any]]:
         """Return the options with the model's own folder or hub id as weights, if its type has MTP layers."""
-        if options.weights or base.config.model_type not in NATIVE or base.bundled_drafter(cls.bundled_folder):
-            return options
-        name = public_name(base)
-        return replace(options, weights=str(base.folder or (name if HUB_ID.fullmatch(name) else "")))
-
-    @classmethod
-    def check(cls, options: Any, base: ModelInfo) -> dict[str, Any]:
-        return super().check(cls._with_own_folder(options, base), base)
-
-    @classmethod
-    def load(cls, target: Target, options: Any) -> MTP:
-        return super().load(target, cls._with_own_folder(options, target))
+        if not options.weights and base.config.model_type in NATIVE and not base.bundled_drafter(cls.bundled_folder):
+            name = public_name(base)
+            options = replace(options, weights=str(base.folder or (name if HUB_ID.fullmatch(name) else "")))
+        return options, cls.bundled_folder, {}
 
     @classmethod
     def read(cls, options: Any, path: Path, base: ModelInfo, read: Read) -> tuple[MTPDrafter, dict[str, Any]]:
         return read_head(path, (base.hidden_size, base.vocab_size), read)
-
-    @classmethod
-    def with_nodes(cls, given: Mapping[str, str], nodes: int) -> dict[str, str]:
-        """Return the options with `nodes`; EAGLE-2's counts the root."""
-        return {**given, "nodes": str(nodes)}
 
     @classmethod
     def resolve_options(cls, options: Any, config: Mapping[str, Any], drafter: Any, base: ModelInfo) -> Size:
@@ -128,7 +119,7 @@ class MTP(Eagle2):
             raise UserError(f"mtp: {problem}")
         if options.mode == "chain":
             return Size(min(levels, options.nodes or levels), min(levels, options.nodes or levels) - 1, 1)
-        k = min(options.top_k, cls.vocabulary_of(options, drafter, base).size)
+        k = min(options.top_k, vocabulary_of(options, drafter, base, cls.name).size)
         return Size(min(options.nodes or TREE_NODES, k + (levels - 1) * k * k), levels - 1, k)
 
     @classmethod
@@ -154,16 +145,15 @@ class MTP(Eagle2):
 
     def metadata(self) -> dict[str, Any]:
         s, o = self.size, self.options
-        drafter = self.vocabulary.metadata().keys() | {"layers", "drafter_hash"}
-        hashed = {name: value for name, value in super().metadata().items() if name in drafter}
         shape = {"nodes": s.drafted, "top_k": s.top_k} if o.mode == "tree" else {}
-        return {"num_speculative_tokens": s.depth + 1, "mode": o.mode, **shape, "modules": self.modules, **hashed}
+        sizes = {"num_speculative_tokens": s.depth + 1, "mode": o.mode, **shape, "modules": self.modules}
+        return {**sizes, **super().metadata()}
 
     def search_space(self) -> Mapping[str, Sequence[Any]]:
         """Return lengths of the chain, and sizes of a tree."""
         most = self.modules if self.modules > 1 else trained_steps(self.config) or max(LENGTHS)
         lengths = {"num_speculative_tokens": [n for n in LENGTHS if n <= most]}
-        sizes = self.vocabulary_sizes()
+        sizes = self.vocabulary.search_space()
         if self.options.mode == "chain":
             return {**lengths, **sizes}
         return {"nodes": TOTALS, **lengths, "top_k": [k for k in BEAMS if k <= self.vocabulary.size], **sizes}
@@ -174,45 +164,53 @@ class MTP(Eagle2):
 
     # -- drafting -----------------------------------------------------------------------------------------------
 
+    def max_tokens_per_step(self) -> int:
+        return 1 + self.size.drafted
+
     def on_prefill(self, state: DecodeState) -> None:
         """Fill a row for every position of the prompt."""
         none = torch.empty(1, 0, self.target.hidden_size, dtype=self.target.dtype, device=self.target.device)
         self.outputs = [none] * self.modules
+        self.target.empty(self.slots.cache, state.cache.capacity + self.size.slots)
         for cache in self.later_caches:
             self.target.empty(cache, state.cache.capacity + self.modules)
-        super().on_prefill(state)
+        self._extend(state, indices(state.ids[1:], self.target.device), self._features)
+        self._features = []
 
-    def _extend(self, state: DecodeState, tokens: Tensor, features: Sequence[Tensor]) -> Tensor:
-        out = super()._extend(state, tokens, features)
+    def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:
+        """Fill a row for every newly accepted position."""
+        self._extend(state, *self.accepted(result, output))
+
+    def _extend(self, state: DecodeState, tokens: Tensor, features: Sequence[Tensor]) -> None:
+        out = self.slots.extend(state, tokens, features)
         if self.modules > 1:
             kept = self.outputs[0] if self.size.depth else out[:, :0]  # no later layer reads them
             self.outputs[0] = torch.cat((kept, out), 1)
-        return out
 
     def propose(self, state: DecodeState) -> DraftTree:
         """Draft a tree, or a chain; above temperature 0 each token of a chain is sampled from its distribution."""
         sampled = not state.sampling.greedy
         if self.options.mode == "tree" or (self.modules == 1 and not sampled):
-            return super().propose(state)
+            return self.tree.draft(state)
         tokens, qs = list[Tensor](), list[Tensor]()
         states = self._states_in_turn(state, tokens) if self.modules > 1 else self._recycled_states(tokens)
         for index in range(self.size.depth + 1):
-            logits = self.draft_logits(next(states), index if self.modules > 1 else 0)[0]
+            logits = self.slots.logits(next(states), index if self.modules > 1 else 0)[0]
             if sampled:
                 qs.append(state.sampling.probs(logits))
             drafted = draw(qs[-1], state.rng)[:, 0] if sampled else logits.argmax(-1)
             tokens.append(self.vocabulary.token_ids(drafted))
         if self.modules == 1:
-            self.drop_drafted(state, self.size.depth)
+            self.slots.drop_drafted(state, self.size.depth)
         q = self.vocabulary.target_probs(torch.cat(qs)) if sampled else None
         return DraftTree.chain(state.root, torch.cat(tokens), q)
 
     def _recycled_states(self, tokens: Sequence[Tensor]) -> Iterator[Tensor]:
         """Yield the states [1, 1, h] of successive drafts from one layer; tokens: the drafts so far, each [1]."""
-        states, itself = self.newest, torch.ones(1, 1, dtype=torch.bool, device=self.target.device)
+        states, itself = self.slots.newest, torch.ones(1, 1, dtype=torch.bool, device=self.target.device)
         yield states
         for _ in range(self.size.depth):  # the next position behind all cached ones
-            states = self.draft_level(tokens[-1], states, itself, 0)
+            states = self.slots.draft_level(tokens[-1], states, itself, 0)
             yield states
 
     def _states_in_turn(self, state: DecodeState, tokens: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -223,7 +221,7 @@ class MTP(Eagle2):
             start = cache.get_seq_length()
             n, decided = position - start, state.ids[start + j + 1 :]
             ids = torch.cat((indices(decided, self.target.device), *tokens[max(0, j - n) :]))  # [n]
-            later, inputs = partial(self._later, j), (ids, states[:, -n:])
+            later, inputs = partial(self._next_layer, j), (ids, states[:, -n:])
             (out,) = self.target.run_pass((self, "later", j), later, cache, inputs, ((0,), (1,)), n)
             cache.commit(len(decided))
             # layer j - 1 keeps the rows of decided tokens that layer j lacks
@@ -232,11 +230,9 @@ class MTP(Eagle2):
             state.num_draft_forwards += 1
             yield states[:, -1:]
 
-    def _later(self, index: int, current: ForwardPass, tokens: Tensor, states: Tensor) -> tuple[Tensor]:
+    def _next_layer(self, index: int, current: ForwardPass, tokens: Tensor, states: Tensor) -> tuple[Tensor]:
         """Return the states [1, n, h] of layer `index` at the next n rows. tokens: [n]. states: [1, n, h]."""
         n, embedded = len(tokens), self.drafter.embed(tokens[None], self.target)
-        chain = torch.ones(n, n, dtype=torch.bool, device=tokens.device).tril()
-        mask = None if current.is_prompt else current.mask(chain)
         rotary = self.rotary(current.positions(torch.arange(n, device=tokens.device)), states.dtype)
         layer, run = self.drafter.mtp_layers[index], partial(self.drafter, index=index)
-        return (current.layers(layer, run, (embedded, states), mask, rotary),)
+        return (current.layers(layer, run, (embedded, states), current.causal_mask(n), rotary),)

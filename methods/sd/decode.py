@@ -24,12 +24,11 @@ from specbench_ss.errors import UserError, prefixed
 from specbench_ss.methods._shared.draft_vocabulary import (
     DraftVocabulary,
     draft_vocabulary,
-    sizes_to_try,
     vocabulary_option,
 )
 from specbench_ss.methods._shared.small_llama import new_llama
 from specbench_ss.methods._shared.tree_growth import Choose, best, draw, grow
-from specbench_ss.methods.sd.draft import Draft, check_adapter, checked_lora, is_bundled_lora, merged_lora, mismatch
+from specbench_ss.methods.sd.draft import Draft, check_adapter, check_lora_fits, is_bundled_lora, merged_lora, mismatch
 from specbench_ss.models.catalog import fetchable
 from specbench_ss.models.checkpoint import find_drafter, read_config, read_training_info
 from specbench_ss.models.frequent_tokens import read_frequent_tokens
@@ -284,7 +283,7 @@ class TwoModel(Decoder):
     def check(cls, options: Any, base: ModelInfo) -> None:
         path = draft_path(options, base)
         if path is not None:
-            draft = load_draft_model(str(path), base, load_model_info, checked_lora)
+            draft = load_draft_model(str(path), base, load_model_info, check_lora_fits)
             check_pair(options, base, draft)
             cls.vocabulary_of(options, base, draft, read_frequent_tokens(path, draft.vocab_size))
 
@@ -334,9 +333,9 @@ class TwoModel(Decoder):
     def search_space(self) -> Mapping[str, Sequence[Any]]:
         if self.options.form == "tree":
             tree = {"gamma": (1, 2, 3, 4, 5, 6), "k": (1, 2, 3, 4, 6), "nodes": NODES, "form": ("chain", "tree")}
-            return {**tree, **sizes_to_try(self.draft.vocabulary, self.frequent_tokens)}
+            return {**tree, **self.draft.vocabulary.search_space()}
         chain: dict[str, Sequence[Any]] = {"gamma": (1, 2, 3, 4, 5, 6, 8, 10), "threshold": (0.0, 0.2, 0.4, 0.6, 0.8)}
-        chain |= sizes_to_try(self.draft.vocabulary, self.frequent_tokens)
+        chain |= self.draft.vocabulary.search_space()
         return chain if self.retokenizer else {**chain, "form": ("chain", "tree")}
 
     def metadata(self) -> dict[str, Any]:
@@ -366,12 +365,12 @@ class TwoModel(Decoder):
 
     def on_prefill(self, state: DecodeState) -> None:
         """Feed the prompt and the first token to the draft."""
-        from specbench_ss.engine.engines import replay_draft
+        from specbench_ss.engine.engines import enable_draft_cuda_graphs
 
         o = self.options
         extra = o.gamma * o.k if o.form == "tree" else 0  # cache rows of rejected tree nodes
         capacity = state.cache.capacity * (DRAFT_TOKENS_PER_TOKEN if self.retokenizer else 1)
-        replay_draft(self.draft.model, self.target)
+        enable_draft_cuda_graphs(self.draft.model, self.target)
         self.draft.reset(min(capacity, self.draft.model.context_length) + extra)
         self.gamma = o.gamma
         self.fed = []

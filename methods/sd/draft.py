@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specbench_ss.engine.architectures import ModelInfo
-from specbench_ss.engine.forward import ForwardPass, among_drafted
+from specbench_ss.engine.forward import ForwardPass, ancestor_context
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared import fine_tuned
@@ -89,7 +89,7 @@ class Draft:
             for block, mask in zip(model.family.blocks, masks, strict=True):
                 x = block(x, self.cache, mask, rotary)
         else:
-            tree_mask = current.mask(visible[:, earlier:], among_drafted(visible[:, :earlier]))
+            tree_mask = current.mask(visible[:, earlier:], ancestor_context(visible[:, :earlier]))
             (x,) = current.run(x, 0, model.n_layers, tree_mask, rotary)
         return (model.logits(model.family.norm(x))[0],)
 
@@ -101,8 +101,8 @@ class Draft:
         for window in {w for w in model.windows if w is not None}:
             levels = torch.arange(rows, device=model.device) // k
             positions = torch.cat((torch.arange(before, device=model.device), before + levels))
-            hidden = before + level - 1 - positions >= window
-            windowed[window] = whole.masked_fill(hidden, torch.finfo(model.dtype).min)
+            masked = before + level - 1 - positions >= window
+            windowed[window] = whole.masked_fill(masked, torch.finfo(model.dtype).min)
         return [whole if w is None else windowed[w] for w in model.windows]
 
     def _clamped(self, tokens: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def is_bundled_lora(path: Path) -> bool:
     return config.is_file() and not read_json(config).get("base_model_name_or_path")
 
 
-def checked_lora(draft: ModelInfo, folder: Path) -> ModelInfo:
+def check_lora_fits(draft: ModelInfo, folder: Path) -> ModelInfo:
     """Return the draft. Raise UserError if the folder's LoRA is damaged, or for a model of another shape."""
     read_config(folder)
     fine_tuned.check_lora(folder, "sd")

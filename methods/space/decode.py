@@ -82,14 +82,6 @@ class SPACE(FineTunedDecoder):
             cls.resolve_options(options, mask)
 
     @classmethod
-    def check_own_model(cls, options: Any, base: ModelInfo) -> None:
-        check_model(options, base)
-
-    @classmethod
-    def own_model(cls, target: Target, options: Any) -> Target:
-        return load_model(options, target)[0]
-
-    @classmethod
     def load(cls, target: Target, options: Any) -> SPACE:
         model, mask, training_info = load_model(options, target)
         decoder = cls(model, options, mask)
@@ -198,4 +190,11 @@ class SPACEAutoregressive(FineTunedAutoregressive):
     name = "space-ar"
     summary = "autoregressive decoding of the model of space: its reference"
     Options = SPACEAROptions
-    method = SPACE
+
+    @classmethod
+    def check(cls, options: Any, base: ModelInfo) -> None:
+        check_model(options, base)
+
+    @classmethod
+    def load(cls, target: Target, options: Any) -> Decoder:
+        return cls(load_model(options, target)[0], options)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar
 
 import msgspec
 import torch
@@ -21,21 +21,22 @@ from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import DeviceTopology, DraftTree, TreeTensors
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.draft_vocabulary import (
-    DraftVocabulary,
-    draft_vocabulary,
-    head_rows,
-    sizes_to_try,
-    with_frequent_tokens,
-)
-from specbench_ss.methods._shared.drafting import VOCABULARY
+from specbench_ss.methods._shared.draft_vocabulary import with_frequent_tokens
+from specbench_ss.methods._shared.drafting import VOCABULARY, DrafterDecoder, Read, vocabulary_of
 from specbench_ss.methods._shared.heads import MOST_FUSED
-from specbench_ss.methods.ss.config import Settings, SSOptions, StreamConfig, check_trained, full_size, resolve
+from specbench_ss.methods.ss.config import (
+    Settings,
+    SharedAROptions,
+    SSOptions,
+    StreamConfig,
+    check_trained,
+    full_size,
+    resolve,
+)
 from specbench_ss.methods.ss.layers import Layout, StreamConditioning, Streams, stream_positions, stream_visibility
 from specbench_ss.methods.ss.tree import conditioned_tree, draft_tree, nodes_to_score, prune, sampled_tree
 from specbench_ss.models import checkpoint
-from specbench_ss.models.checkpoint import KEY, Advice
-from specbench_ss.models.frequent_tokens import read_frequent_tokens
+from specbench_ss.models.checkpoint import KEY
 from specbench_ss.models.load import hash_weights
 from specbench_ss.models.tiny import randomise
 from specbench_ss.options import value_text
@@ -61,7 +62,7 @@ class _Config(msgspec.Struct):
     streams: StreamConfig
 
 
-class SpeculativeStreaming(Decoder):
+class SpeculativeStreaming(DrafterDecoder):
     """Decoder whose gamma streams at every verified node predict the gamma tokens after the next one."""
 
     name = "ss"
@@ -72,6 +73,7 @@ class SpeculativeStreaming(Decoder):
     mode: ClassVar[str] = "lossless"
     most_fused: ClassVar[int] = MOST_FUSED
     advisable: ClassVar[tuple[str, ...]] = ("k", "n_draft", "n_keep", "prune", "gamma", VOCABULARY, *CONDITIONING)
+    other_options = advisable  # of all modes
     node_options: ClassVar[tuple[str, ...]] = ("nodes", "n_draft", "n_keep")
     forms: ClassVar[Forms] = {  # trees, chains, early and late pruning, initializations and masks of streams
         "tree": (TWO_LAYERS, {"k": 2, "n_keep": 6}),
@@ -92,65 +94,57 @@ class SpeculativeStreaming(Decoder):
         "fewer-streams": (TWO_LAYERS, {"gamma": 1, "k": 3}),
         "drawn": (TWO_LAYERS, {"k": 3, "n_draft": 9, "n_keep": 5, "sample": "on"}),
     }
+    drafter: Streams
     restricted: ClassVar[tuple[str, ...]] = ("best-nodes", "parent", "drawn")  # forms that draw from part of the tokens
 
-    def __init__(self, target: Target, options: SSOptions, streams: Streams, advice: Advice | None = None) -> None:
-        super().__init__(target, options)
+    def __init__(
+        self,
+        target: Target,
+        options: SSOptions,
+        drafter: Streams,
+        config: dict[str, Any] | None = None,
+        conditioning: StreamConditioning | None = None,
+    ) -> None:
         target.require_layer_access(self.name)
-        self.first_msa_layer = streams.config.check_layers(target.n_layers, self.name)
-        self.settings = self.resolve_options(options, streams.config, target)
-        self.vocabulary = self.vocabulary_of(options, streams, target).to(target.device)
-        self.vocabulary.require(self.settings.k, self.name)
-        self.head_rows = head_rows(self.vocabulary, (), target, self.name)
+        self.settings = self.resolve_options(options, {}, drafter, target)
+        super().__init__(target, options, drafter, config)
+        self.first_msa_layer = drafter.config.check_layers(target.n_layers, self.name)
         if self.head_rows and self.settings.prune:
             self.vocabulary.columns  # noqa: B018 - computed now, not in a graph
-        self.advice = advice or Advice()  # of the folder, for `with_options`
-        self.streams = target.to_target_dtype_device(streams, self.name)
         self.gamma = self.settings.gamma
         self._last_streams = torch.empty(0)  # [gamma, h], stream states at the last accepted node, before the norm
         # one LM-head matmul for main and stream rows
         self.fuses = not self.head_rows and self.settings.most_tokens() <= self.most_fused
-        self.conditioning = StreamConditioning(target, self.streams, self.vocabulary)
+        if conditioning is None or conditioning.vocabulary.selected != self.vocabulary.selected:
+            conditioning = StreamConditioning(target, drafter, self.vocabulary)
+        self.conditioning, self.shared = conditioning, (conditioning,)
+        conditioning.prepare()
         self._stream_rows: Tensor | None = None  # [m, gamma, V], stream logits of this step; None = not fused
         self._drafted = TreeTensors()
         self._next_logits: Tensor | None = None  # [gamma, V], of next_streams, unconditioned; None = not fused
 
-    @classmethod
-    def check(cls, options: Any, base: ModelInfo) -> dict[str, Any]:
-        base.require_layer_access(cls.name)
-        options, advised_kind = cls.with_advised_conditioning(options, base)
-        folder = checkpoint.find_drafter(options.weights, cls.name, base, cls.bundled_folder_of(options))
-        if folder is None:
-            return {}
-        config, shape = cls.read_shape(folder)
-        for token, rank in (("root", shape.root_rank), ("parent", shape.parent_rank)):
-            if rank:
-                base.require_hidden_eq_embedding(f"{cls.name}[{token}=on]")
-        with torch.device("meta"):
-            streams = cls.read_streams(folder, shape, base, checkpoint.read_shapes)
-        streams.frequent_tokens = read_frequent_tokens(folder, base.vocab_size)
-        advice = cls.advice_of(folder, config)
-        options, advised = advice.apply(options, base.device_type, without=cls.not_advised(options))
-        settings = cls.resolve_options(cls.step_options(options), shape, base)
-        cls.vocabulary_of(cls.step_options(options), streams, base).require(settings.k, cls.name)
-        return advised_kind | advised
+    # -- loading ------------------------------------------------------------------------------------------------
 
     @classmethod
-    def load(cls, target: Target, options: Any) -> SpeculativeStreaming:
-        """Load streams from the folder that the user named, or the bundled ones."""
-        options, advised_kind = cls.with_advised_conditioning(options, target)
-        folder = checkpoint.drafter_folder(options.weights, cls.name, target, cls.bundled_folder_of(options))
-        config, shape = cls.read_shape(folder)
-        warned = checkpoint.check_base(config, target, cls.name)
-        streams = cls.read_streams(folder, shape, target, checkpoint.read_tensors)
-        streams.frequent_tokens = read_frequent_tokens(folder, target.vocab_size)
-        advice = cls.advice_of(folder, config)
-        options, advised = advice.apply(options, target.device_type, without=cls.not_advised(options))
-        decoder = cls(cls.decoded_model(target, folder), options, streams, advice)
-        decoder.load_warnings = warned
-        decoder.training_info, decoder.advised = checkpoint.read_training_info(config), advised_kind | advised
-        decoder.conditioning.prepare()
-        return decoder
+    def require(cls, base: ModelInfo) -> None:
+        base.require_layer_access(cls.name)
+
+    @classmethod
+    def source(cls, options: Any, base: ModelInfo) -> tuple[Any, str, dict[str, Any]]:
+        """Set `root` and `parent` as the bundled folder advises; conditioned lossless streams have their own folders.
+
+        The two options select one bundled folder, so advice on both is ignored if either or `weights` is given.
+        """
+        bundled, advised = base.bundled_drafter(cls.bundled_folder), dict[str, Any]()
+        given = options.weights or any(getattr(options, name, "auto") != "auto" for name in CONDITIONING)
+        if bundled is not None and not given and set(CONDITIONING) & set(cls.advisable):
+            config, file = checkpoint.read_config(bundled), bundled / "config.json"
+            advice = checkpoint.read_advice(config.get(KEY), cls.Options, cls.advisable, cls.name, file)
+            others = [name for name in cls.advisable if name not in CONDITIONING]
+            options, advised = advice.apply(options, base.device_type, without=others)
+        if cls.mode != "lossless" or "on" not in (options.root, options.parent):
+            return options, cls.bundled_folder, advised
+        return options, "ss-parent" if options.parent == "on" else "ss-root", advised
 
     @classmethod
     def not_advised(cls, options: Any) -> tuple[str, ...]:
@@ -179,62 +173,21 @@ class SpeculativeStreaming(Decoder):
         return target
 
     @classmethod
-    def bundled_folder_of(cls, options: Any) -> str:
-        """Return the name of the bundled folder; conditioned lossless streams have their own."""
-        if cls.mode != "lossless" or "on" not in (options.root, options.parent):
-            return cls.bundled_folder
-        return "ss-parent" if options.parent == "on" else "ss-root"
-
-    @classmethod
-    def with_advised_conditioning(cls, options: Any, base: ModelInfo) -> tuple[Any, dict[str, Any]]:
-        """Set `root` and `parent` as the bundled folder advises; return the options and the advice that was used.
-
-        They select one bundled folder, so advice on both is ignored if either or `weights` is stated.
-        """
-        bundled = base.bundled_drafter(cls.bundled_folder)
-        stated = options.weights or any(getattr(options, name, "auto") != "auto" for name in CONDITIONING)
-        if bundled is None or stated or not set(CONDITIONING) & set(cls.advisable):
-            return options, {}
-        others = [name for name in cls.advisable if name not in CONDITIONING]
-        return cls.advice_of(bundled, checkpoint.read_config(bundled)).apply(options, base.device_type, without=others)
-
-    @classmethod
-    def advice_of(cls, folder: Path, config: Mapping[str, Any]) -> Advice:
-        """Return the advice of a folder. Raise UserError for options that it may not advise."""
-        others = SpeculativeStreaming.advisable
-        return checkpoint.read_advice(
-            config.get(KEY), cls.Options, cls.advisable, cls.name, folder / "config.json", others
-        )
-
-    @classmethod
-    def decoded_model(cls, target: Target, folder: Path) -> Target:
-        """Return the model that these streams decode with."""
-        return target
-
-    @classmethod
-    def step_options(cls, options: Any) -> SSOptions:
-        """Convert the method's options to those of a step."""
-        return cast("SSOptions", options)
-
-    @classmethod
-    def resolve_options(cls, options: SSOptions, config: StreamConfig, base: ModelInfo) -> Settings:
+    def resolve_options(cls, options: Any, config: Mapping[str, Any], drafter: Streams, base: ModelInfo) -> Settings:
         """Return the settings of a step. Raise UserError if they are unsupported."""
-        first_msa_layer = config.check_layers(base.n_layers, cls.name)
-        check_trained(options, config, cls.name)
-        settings = resolve(options, config, base, cls.name)
-        if config.main_attends_streams and any(base.windows[first_msa_layer:]):
+        options, shape = options.step() if isinstance(options, SharedAROptions) else options, drafter.config
+        first_msa_layer = shape.check_layers(base.n_layers, cls.name)
+        check_trained(options, shape, cls.name)
+        settings = resolve(options, shape, base, cls.name)
+        if shape.main_attends_streams and any(base.windows[first_msa_layer:]):
             raise UserError(f"{cls.name}: main_attends_streams is not defined for layers with a sliding window")
+        vocabulary_of(options, drafter, base, cls.name).require(settings.k, cls.name)
         return settings
 
     @classmethod
-    def vocabulary_of(cls, options: SSOptions, streams: Streams, base: ModelInfo) -> DraftVocabulary:
-        """Return the tokens that streams draft. Raise UserError if the option is unsupported."""
-        return draft_vocabulary(options.draft_vocab, base.vocab_size, cls.name, frequent=streams.frequent_tokens)
-
-    @classmethod
-    def read_shape(cls, folder: Path) -> tuple[dict[str, Any], StreamConfig]:
-        """Return config.json of a folder, and the stream config in it. Raise UserError if it describes no streams."""
-        config, file = checkpoint.read_config(folder), folder / "config.json"
+    def read(cls, options: Any, path: Path, base: ModelInfo, read: Read) -> tuple[Streams, dict[str, Any]]:
+        """Return the streams of a folder and its config.json. Raise UserError if they are damaged or do not fit."""
+        config, file = checkpoint.read_config(path), path / "config.json"
         try:
             user_files.convert(config, _Config)
             shape = StreamConfig(**config["streams"])
@@ -242,18 +195,13 @@ class SpeculativeStreaming(Decoder):
             raise UserError(f"{cls.name}: {file} does not describe streams: {error}") from None
         if shape.mode != cls.mode:
             other = "ss" if shape.mode == "lossless" else "ss-shared"
-            raise UserError(f"{cls.name}: the streams in {folder} are of mode {shape.mode}: use {other}")
-        return config, shape
-
-    @classmethod
-    def read_streams(
-        cls, folder: Path, shape: StreamConfig, base: ModelInfo, read: Callable[[Path], dict[str, Tensor]]
-    ) -> Streams:
-        """Return the streams of a folder. Raise UserError if they are damaged or of another base."""
-        streams = Streams(shape, base.hidden_size)
-        file = folder / WEIGHTS
-        checkpoint.load_into(streams, {k: v.float() for k, v in read(file).items()}, f"{cls.name}: {file}")
-        return streams
+            raise UserError(f"{cls.name}: the streams in {path} are of mode {shape.mode}: use {other}")
+        for token, rank in (("root", shape.root_rank), ("parent", shape.parent_rank)):
+            if rank:
+                base.require_hidden_eq_embedding(f"{cls.name}[{token}=on]")
+        streams, weights = Streams(shape, base.hidden_size), path / WEIGHTS
+        checkpoint.load_into(streams, {k: v.float() for k, v in read(weights).items()}, f"{cls.name}: {weights}")
+        return streams, config
 
     def metadata(self) -> dict[str, Any]:
         s = self.settings
@@ -262,14 +210,14 @@ class SpeculativeStreaming(Decoder):
             asdict(s)
             | switches
             | self.vocabulary.metadata()
-            | {"streams": self.streams.config.as_dict(), "streams_hash": hash_weights(self.streams)}
+            | {"streams": self.drafter.config.as_dict(), "streams_hash": hash_weights(self.drafter)}
         )
 
     def search_space(self) -> Mapping[str, Sequence[Any]]:
         """Return size and shape of the tree, or the length of a chain."""
-        s, gammas = self.settings, range(1, self.streams.config.gamma + 1)
+        s, gammas = self.settings, range(1, self.drafter.config.gamma + 1)
         if self.options.mode == "chain":
-            return {"gamma": gammas, **sizes_to_try(self.vocabulary, self.streams.frequent_tokens)}
+            return {"gamma": gammas, **self.vocabulary.search_space()}
         full = full_size(s.gamma, s.k)
         nodes = 1 + (min(s.n_draft, full) or full)
         space: dict[str, Sequence[Any]] = {
@@ -283,15 +231,7 @@ class SpeculativeStreaming(Decoder):
             del space["n_draft"]
         if s.prune:
             space["n_keep"] = [n for n in NODES if n < nodes]
-        return space | sizes_to_try(self.vocabulary, self.streams.frequent_tokens)
-
-    def with_options(self, options: Any) -> Self:
-        options, _ = self.advice.apply(options, self.target.device_type, without=self.not_advised(options))
-        other = type(self)(self.target, options, self.streams, self.advice)
-        if other.vocabulary.selected == self.vocabulary.selected:
-            other.conditioning = self.conditioning
-        other.conditioning.prepare()
-        return other
+        return space | self.vocabulary.search_space()
 
     # -- rows and masks -----------------------------------------------------------------------------------------
 
@@ -307,7 +247,7 @@ class SpeculativeStreaming(Decoder):
 
     def stream_work(self) -> int:
         """Return the weight elements multiplied per node for its streams: attention, adapters and MLPs."""
-        target, c = self.target, self.streams.config
+        target, c = self.target, self.drafter.config
         upper, adapters = slice(c.check_layers(target.n_layers), None), 2 * target.hidden_size * c.adapter_rank
         with_mlp = c.keep_mlp or not c.adapter_rank
         layers = of_layers(target, upper) if with_mlp else of_attention(target, upper)
@@ -318,15 +258,15 @@ class SpeculativeStreaming(Decoder):
 
     def _with_streams(self, main: Tensor, positions: Tensor, carriers: slice) -> tuple[Tensor, Tensor]:
         """Append gamma streams of the carrier rows of main [1, m, h]: return [1, m + c*gamma, h] and positions."""
-        streams = self.streams.insert(main[:, carriers], self.gamma, self.streams.packed(self.target.prepack))
-        ahead = stream_positions(self.target, positions[carriers], self.gamma, self.streams.config.stream_position)
+        streams = self.drafter.insert(main[:, carriers], self.gamma, self.drafter.packed(self.target.prepack))
+        ahead = stream_positions(self.target, positions[carriers], self.gamma, self.drafter.config.stream_position)
         return torch.cat((main, streams), 1), torch.cat((positions, ahead))
 
     # -- decoding -----------------------------------------------------------------------------------------------
 
     def prefill(self, state: DecodeState, ids: Tensor) -> Output:
         """Run the prompt, with streams at its last token only."""
-        if self.streams.config.main_attends_streams:
+        if self.drafter.config.main_attends_streams:
             return self._prefill_attending(state, ids)
         target, cache, s, g = self.target, state.cache, ids.shape[1], self.gamma
         out = target.prefill(ids, cache, (self.first_msa_layer,))
@@ -334,7 +274,7 @@ class SpeculativeStreaming(Decoder):
         rows, all_positions = self._with_streams(out.hidden_states[self.first_msa_layer], last, slice(None))
         current, mask = target.pass_type(target, cache, s + g), target.causal_mask(g, s)
         rotary = current.rotary(all_positions[None, 1:])
-        self._last_streams = self.streams.run(current, rows[:, 1:], Layout(0, g), mask, rotary)[0]
+        self._last_streams = self.drafter.run(current, rows[:, 1:], Layout(0, g), mask, rotary)[0]
         return out
 
     def _prefill_attending(self, state: DecodeState, ids: Tensor) -> Output:
@@ -346,7 +286,7 @@ class SpeculativeStreaming(Decoder):
         rows, all_positions = self._with_streams(x, positions, slice(s - 1, s))
         causal = torch.ones(s, s, dtype=torch.bool, device=target.device).tril()
         mask = target.block_mask(stream_visibility(causal, g, positions[-1:], attends=True), 0)
-        x = self.streams.run(current, rows, Layout(s, g), mask, current.rotary(all_positions[None]))
+        x = self.drafter.run(current, rows, Layout(s, g), mask, current.rotary(all_positions[None]))
         cache.commit(s)
         final, self._last_streams = target.family.norm(x[:, s - 1 : s]), x[0, s:]
         return Output(target.logits(final), None, {FINAL: final})
@@ -368,7 +308,7 @@ class SpeculativeStreaming(Decoder):
     def _draft(self, fused: bool, _: ForwardPass, root: Tensor, states: Tensor) -> tuple[Tensor, ...]:
         """Return the tensors of the tree under the root [1]. fused, states: as of `_stream_logits`."""
         logits, s = self._stream_logits(fused, root, states), self.settings  # [gamma, draft vocabulary]
-        if self.streams.config.parent_rank:
+        if self.drafter.config.parent_rank:
             tree = conditioned_tree(root, logits, self.conditioning.corrections, s.k, s.n_draft)
         else:
             tree = draft_tree(root, logits, s.k, s.n_draft)
@@ -382,11 +322,7 @@ class SpeculativeStreaming(Decoder):
         if fused:
             return self.conditioning.corrected(states, root) if self.conditioning.rank else states
         final = self.target.family.norm(states)
-        return self.lm_head(self.streams.condition_on_tokens(self.target, final, root))
-
-    def lm_head(self, states: Tensor) -> Tensor:
-        """Return draft logits [.., draft vocabulary] of final, normed states [.., h]."""
-        return self.head_rows[0](states) if self.head_rows else self.target.logits(states)
+        return self.lm_head(self.drafter.condition_on_tokens(self.target, final, root))
 
     def forward(self, state: DecodeState, tree: DraftTree) -> Output:
         """Run the lower layers over the tree, prune, insert streams, run the MSA layers over kept nodes and streams."""
@@ -444,11 +380,11 @@ class SpeculativeStreaming(Decoder):
         (x,) = current.run(x, at, self.first_msa_layer, mask, rotary)
         m = x.shape[1]
         rows, all_positions = self._with_streams(x, positions[0], slice(None))
-        attends = self.streams.config.main_attends_streams
+        attends = self.drafter.config.main_attends_streams
         mask = current.mask(stream_visibility(visible, g, None, attends))
         assert mask is not None
         layout, rotary = Layout(m, g, self.settings.top_p), current.rotary(all_positions[None])
-        x = self.streams.run(current, rows, layout, mask, rotary)
+        x = self.drafter.run(current, rows, layout, mask, rotary)
         # the LM head is read from memory for any number of rows, so one matmul for nodes and streams saves a read
         fused = self._fused_rows(m)
         final = target.family.norm(x if fused else x[:, :m])
@@ -466,7 +402,7 @@ class SpeculativeStreaming(Decoder):
         if min(s.n_keep, len(tree)) == 1:
             return tree.tokens.new_zeros(1)
         inner, parents = nodes_to_score(tree, leaves=not on_host)
-        exits = self.lm_head(self.target.family.norm(self.streams.early_exit(x[0, inner])))  # [inner, draft vocabulary]
+        exits = self.lm_head(self.target.family.norm(self.drafter.early_exit(x[0, inner])))  # [inner, draft vocabulary]
         return prune(self.vocabulary.draft_columns(tree), parents, exits, s.n_keep, s.threshold)
 
     def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:

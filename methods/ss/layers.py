@@ -117,7 +117,7 @@ def segment_visibility(
 
 
 NAME = "ssbench_top_p"
-FEW = 8  # main rows: with fewer, main rows alone use kernels that round differently than with stream rows
+MIN_MAIN_ROWS = 8  # main rows: with fewer, main rows alone use kernels that round differently than with stream rows
 
 
 class RotatedValues:
@@ -177,7 +177,7 @@ def top_p_attention(
     """
     layout = _layout[-1]
     m, g = layout.mains, layout.gamma
-    rows = m if m >= FEW else q.shape[2]
+    rows = m if m >= MIN_MAIN_ROWS else q.shape[2]
     main, _ = grouped_attention(module, q[:, :, :rows], k, v, mask[:, :, :rows], scaling=scaling, **more)
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
     keys = k.shape[2] - m * g  # main keys: the cache's and the m new ones
@@ -193,10 +193,10 @@ def top_p_attention(
         x[:, :, None, keys:].unflatten(3, (m, g)).expand(-1, -1, r, -1, -1, -1) for x in (k, v)
     )
     queries = q[..., m:, :].unflatten(3, (m, g)) * scale
-    hidden = torch.where(top.values > least / 2, 0.0, least)[..., None, :].to(q.dtype)  # fewer than p visible
+    masked = torch.where(top.values > least / 2, 0.0, least)[..., None, :].to(q.dtype)  # fewer than p visible
     earlier = torch.ones(g, g, dtype=torch.bool, device=q.device).tril()
     own = (queries @ own_k.transpose(-1, -2)).masked_fill(~earlier, least)
-    joint = torch.cat((queries @ top_k.transpose(-1, -2) + hidden, own), -1)  # [B, H_kv, r, m, gamma, p + gamma]
+    joint = torch.cat((queries @ top_k.transpose(-1, -2) + masked, own), -1)  # [B, H_kv, r, m, gamma, p + gamma]
     streams = joint.float().softmax(-1).to(v.dtype) @ torch.cat((top_v, own_v), 4)
     return torch.cat((main[:, :m], streams.flatten(1, 2).flatten(2, 3).transpose(1, 2)), 1), None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,12 +17,11 @@ from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import MOST_LOGITS, Output, Target
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.methods._shared.drafting import VOCABULARY
+from specbench_ss.methods._shared.drafting import VOCABULARY, Read
 from specbench_ss.methods._shared.fine_tuned import FineTunedDecoder, check_lora, fine_tuned, merged_target
 from specbench_ss.methods.ss.config import SharedAROptions, SSOptions, StreamConfig
 from specbench_ss.methods.ss.decode import Forms, SpeculativeStreaming
 from specbench_ss.methods.ss.layers import Streams
-from specbench_ss.models.checkpoint import Advice, find_drafter
 from specbench_ss.options import MethodSpec
 
 MOST_TOKENS = 256  # of an answer in one pass with streams
@@ -52,19 +51,19 @@ class SharedStreaming(FineTunedDecoder, SpeculativeStreaming):
     def search_space(self) -> Mapping[str, Sequence[Any]]:
         """Return the search space of `ss`, without gamma under eq. 3, where it is part of the model."""
         space = dict(super().search_space())
-        if self.streams.config.main_attends_streams:
+        if self.drafter.config.main_attends_streams:
             space.pop("gamma", None)
         return space
 
     def next_logits(self, prompt: Sequence[int], answer: Sequence[int], cache: Cache | None = None) -> Tensor:
         """Return the next logits as in decoding: streams at answer rows and at the last prompt row only."""
-        if not self.streams.config.main_attends_streams:
+        if not self.drafter.config.main_attends_streams:
             return super().next_logits(prompt, answer, cache)
         return self._fresh(prompt, answer, cache)[-1].float()
 
     def answer_logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Iterator[Tensor]:
         """Yield the logits at successive tokens of an answer; of a long answer at its first tokens."""
-        if not self.streams.config.main_attends_streams:
+        if not self.drafter.config.main_attends_streams:
             yield from self.target.answer_logits(prompt, answer)
             return
         most = max(1, min(MOST_TOKENS, MOST_LOGITS // self.target.vocab_size))
@@ -74,7 +73,7 @@ class SharedStreaming(FineTunedDecoder, SpeculativeStreaming):
         """Return logits [len(answer) + 1, V] after the prompt and after each token of the answer."""
         s, device = self.settings, self.target.device
         options = SSOptions(gamma=s.gamma, k=1, prune="off", stream_attention_top_p=s.top_p)
-        unpruned = SharedStreaming(self.target, options, self.streams, self.advice)
+        unpruned = SharedStreaming(self.target, options, self.drafter, self.config, self.conditioning)
         cache = cache or self.target.new_cache(len(prompt) + (len(answer) + 1) * (1 + s.gamma))
         state = DecodeState([*prompt, *answer], len(prompt), torch.empty(0), cache, SamplingParams())
         first = unpruned.prefill(state, torch.tensor([list(prompt)], device=device)).logits[0, -1:]
@@ -89,16 +88,14 @@ class SharedStreaming(FineTunedDecoder, SpeculativeStreaming):
         return fine_tuned(target)
 
     @classmethod
-    def check(cls, options: Any, base: ModelInfo) -> dict[str, Any]:
-        advised = super().check(options, base)
-        folder = find_drafter(options.weights, cls.name, base, cls.bundled_folder)
-        if folder is not None:
-            check_lora(folder, "ss-shared")
-        return advised
+    def read(cls, options: Any, path: Path, base: ModelInfo, read: Read) -> tuple[Streams, dict[str, Any]]:
+        streams, config = super().read(options, path, base, read)
+        check_lora(path, "ss-shared")
+        return streams, config
 
     @classmethod
-    def decoded_model(cls, target: Target, folder: Path) -> Target:
-        return merged_target(target, folder, "ss-shared")
+    def drafted_model(cls, target: Target, path: Path) -> Target:
+        return merged_target(target, path, "ss-shared")
 
 
 class SharedAutoregressive(SharedStreaming):
@@ -114,14 +111,9 @@ class SharedAutoregressive(SharedStreaming):
     restricted = ()
     most_fused = 0  # nothing is drafted
 
-    def __init__(self, target: Target, options: Any, streams: Streams, advice: Advice | None = None) -> None:
-        super().__init__(target, self.step_options(options), streams, advice)
-        self.options = options
-        self.attending = streams.config.main_attends_streams
-
-    @classmethod
-    def step_options(cls, options: Any) -> SSOptions:
-        return cast("SharedAROptions", options).step()
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.attending = self.drafter.config.main_attends_streams
 
     @classmethod
     def baseline_for(cls, options: Any) -> MethodSpec:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specbench_ss.engine.tree import DeviceTopology, DraftTree, TreeTopology, topology_of
-from specbench_ss.methods._shared.tree_growth import IMPOSSIBLE, best_nodes, draw, with_root
+from specbench_ss.methods._shared.tree_growth import MIN_LOG_PROB, best_nodes, draw, with_root
 
 # parents [m], tokens [s] -> logit corrections of the tokens as their children, [m, s]
 Corrections = Callable[[Tensor, Tensor], Tensor]
@@ -90,7 +90,7 @@ def conditioned_tree(root: Tensor, logits: Tensor, corrections: Corrections, k: 
     short = logits.log_softmax(-1, dtype=torch.float32).topk(min(max(SHORTLIST, k), logits.shape[-1]), dim=-1)
     log_p = short.values  # [gamma, s]
     beyond = torch.log1p(-log_p.logsumexp(-1).exp().clamp_max(1 - 1e-6))  # [gamma], log of the mass of other tokens
-    tokens, scores = [short.indices[0, :k]], [log_p[0, :k].clamp(IMPOSSIBLE, 0)]
+    tokens, scores = [short.indices[0, :k]], [log_p[0, :k].clamp(MIN_LOG_PROB, 0)]
     parents, start = [torch.zeros_like(tokens[0])], 1  # start: the last level's first node
     for listed, unconditioned, rest in zip(short.indices[1:], log_p[1:], beyond[1:], strict=True):
         # at most n_draft nodes of a level are drafted, so no more need children
@@ -100,7 +100,7 @@ def conditioned_tree(root: Tensor, logits: Tensor, corrections: Corrections, k: 
         norm = torch.logaddexp(corrected.logsumexp(-1, keepdim=True), rest)
         parents.append((start + chosen)[:, None].expand(-1, k).flatten())
         start += len(scores[-1])
-        scores.append((scores[-1][chosen, None] + (top.values - norm).clamp(IMPOSSIBLE, 0)).flatten())
+        scores.append((scores[-1][chosen, None] + (top.values - norm).clamp(MIN_LOG_PROB, 0)).flatten())
         tokens.append(listed[top.indices].flatten())
     return best_nodes(root, tokens, parents, scores, n_draft)
 
@@ -144,7 +144,7 @@ def prune(tree: DraftTree, parents: Tensor, exit_logits: Tensor, n_keep: int, th
     keep, visible = min(n_keep, len(tree)) - 1, tree.visibility()[0]
     log_p = exit_logits.log_softmax(-1, dtype=torch.float32)[parents, tree.tokens[1:]]  # [n - 1]
     paths = visible[1:, 1:].float()
-    score = paths @ log_p.clamp_min(IMPOSSIBLE) - DEPTH_PENALTY * visible[1:].sum(-1)  # [n - 1]
+    score = paths @ log_p.clamp_min(MIN_LOG_PROB) - DEPTH_PENALTY * visible[1:].sum(-1)  # [n - 1]
     if threshold > 0:
         rejected = (log_p < math.log(threshold)).float()
         score = score.masked_fill(paths @ rejected > 0, -torch.inf)  # the node or an ancestor is below the threshold

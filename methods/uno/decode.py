@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Le
@@ -92,31 +92,27 @@ class UNO(DrafterDecoder):
         self.size, self.tree_nodes = self.resolve_options(options, config or {}, drafter, target)
         super().__init__(target, options, drafter, config)
         self.blocks = gated_blocks(target, self.drafter, first=1) if blocks is None else blocks
+        self.shared = (self.blocks,)
         self.windows = {block.window for block in self.blocks}
         self.noise = noise_table(target.vocab_size, self.size - 1, target.device)
         self.visible = torch.ones(self.size, self.size, dtype=torch.bool, device=target.device).tril()
 
     @classmethod
-    def check(cls, options: Any, base: ModelInfo) -> dict[str, Any]:
+    def require(cls, base: ModelInfo) -> None:
         base.require_layer_access(cls.name)
-        return super().check(options, base)
+        super().require(base)
 
     @classmethod
     def read(cls, options: Any, path: Path, base: ModelInfo, read: Read) -> tuple[RowLora, dict[str, Any]]:
-        """Return the LoRA of a peft folder, and the config.json that `ssbench train uno` adds."""
+        """Return the LoRA of a peft folder, and the config.json that `ssbench train uno` adds.
+
+        Without the hash of its base in config.json, compare the name of that base.
+        """
         lora = read_lora(path, without_weights(base.config), read)
-        return lora, read_config(path) if (path / "config.json").is_file() else {}
-
-    @classmethod
-    def build(cls, target: Target, options: Any, drafter: RowLora, config: dict[str, Any], path: Path) -> Self:
-        """Return the decoder; without the hash of its base in config.json, compare the name of that base."""
+        config = read_config(path) if (path / "config.json").is_file() else {}
         if not config.get("base_hash"):
-            warn_of_other_base(path, target)
-        return cls(target, options, drafter, config)
-
-    def apply_options(self, options: Any) -> UNO:
-        """Return the decoder with the same layers and resolved options."""
-        return UNO(self.target, options, self.drafter, self.config, self.blocks)
+            warn_of_other_base(path, base)
+        return lora, config
 
     @classmethod
     def resolve_options(cls, options: Any, config: Mapping[str, Any], drafter: Any, base: ModelInfo) -> tuple[int, int]:
@@ -162,7 +158,7 @@ class UNO(DrafterDecoder):
     def search_space(self) -> Mapping[str, Sequence[Any]]:
         trained = self.config.get("block", MOST_BLOCK)
         blocks = [block for block in BLOCKS if block <= trained]
-        return {"block": blocks, **self.vocabulary_sizes()}
+        return {"block": blocks, **self.vocabulary.search_space()}
 
     def drafter_weights(self) -> Iterable[Tensor]:
         """Return the weights of a draft pass: the target's, of the LM head the selected rows, and the LoRA's."""

@@ -202,7 +202,7 @@ def _streams_flops(target: Target, decoder: SpeculativeStreaming, tree: DraftTre
 def medusa(target: Target) -> Overhead:
     """Return the costs of four Medusa heads with the published tree. A chain costs as much: each head runs once."""
     heads = module("Medusa", target.hidden_size, target.vocab_size)
-    decoder = Medusa(target, MedusaOptions(), heads, tree_of(PUBLISHED))
+    decoder = Medusa(target, MedusaOptions(), heads, tree=tree_of(PUBLISHED))
     drafting = flops(lambda: decoder.propose(meta_state(target)))
     return Overhead(count(heads), 1, drafting, drafting)
 
@@ -222,7 +222,7 @@ def hydra(target: Target, plus: bool) -> Overhead:
         prefix_flops = flops(lambda: prefix(_states(target, 1), state.cache, None, rotary))
 
     def drafting(choices: Sequence[Choice]) -> int:
-        decoder, state = Hydra(target, HydraOptions(), heads, tree_of(choices)), meta_state(target)
+        decoder, state = Hydra(target, HydraOptions(), heads, tree=tree_of(choices)), meta_state(target)
         decoder.on_prefill(state)
         return prefix_flops + flops(lambda: decoder.propose(state))
 

@@ -126,7 +126,7 @@ class Figure5(PaperExperiment):
         config, request = self.configs(bench.request)["answers"], bench.request
         run = bench.measure(config, "answers")
         target = bench.target()
-        streams = _loaded(SpeculativeStreaming, request, target).streams
+        streams = _loaded(SpeculativeStreaming, request, target).drafter
         medusa = None if missing_for("medusa", request) else _loaded(Medusa, request, target)
         answers = {r.question_id: r.token_ids or [] for r in run.run.rows if r.ok and r.turn == 0}
         found: list[tuple[str, int, int, float]] = []
@@ -172,7 +172,7 @@ def _cosines(
     made = {"stream": stream_states(target, streams, states, at)}
     made["current"] = [layer[0][at][:, None].expand(-1, g, -1) for layer in true]  # what doing nothing would give
     if medusa is not None:
-        made["Medusa head"] = [medusa.heads.states(states.final[0][at]).transpose(0, 1)]
+        made["Medusa head"] = [medusa.drafter.states(states.final[0][at]).transpose(0, 1)]
     for whose, own in made.items():
         for layer, cosines in enumerate(similarity(own, true, at), start=n + 1 - len(own)):
             yield from ((whose, j, layer, value) for j, value in enumerate(cosines, start=1))
@@ -281,7 +281,7 @@ class Figure6(TrainingExperiment):
 
 def _states_of_training(bench: Bench, target: Target, text: PackedText) -> Iterator[tuple[str, nn.Module, Loss]]:
     """Yield the series: name, model whose MLPs get the gradient, and loss."""
-    trained = SpeculativeStreaming.load(target, SSOptions()).streams
+    trained = SpeculativeStreaming.load(target, SSOptions()).drafter
     stages: tuple[tuple[str, str, How], ...] = (
         ("shared, at the start", "shared-start", "prepare"),
         (f"shared, {STEPS} steps", "shared-trained", "train"),

@@ -123,7 +123,7 @@ def _kit(spec: MethodSpec, reference: bool, thorough: bool, timeout: float) -> C
     over = f"{spec.label}: its test instances are not made within {timeout:g} s"
     try:
         with time_limit(timeout, lambda: f"{over}, which cannot be interrupted"):
-            return CheckRunner(shapes_of(spec), ARCHITECTURES if thorough else FEW, reference, thorough, timeout)
+            return CheckRunner(instances_of(spec), ARCHITECTURES if thorough else FEW, reference, thorough, timeout)
     except TimeIsOver:
         raise UserError(over) from None
 
@@ -134,7 +134,7 @@ def _effort(kit: CheckRunner) -> str:
     return f"{answers:,} outputs, {steps:,} steps, at most {longest} query tokens per step"
 
 
-def shapes_of(spec: MethodSpec) -> Callable[[Target], Mapping[str, Callable[[], Decoder]]]:
+def instances_of(spec: MethodSpec) -> Callable[[Target], Mapping[str, Callable[[], Decoder]]]:
     """Return the method's examples; if options are given, only the first example's weights with these options.
 
     What is returned raises UserError where the options do not fit, or need weights that only a model of the user's has.

@@ -23,7 +23,7 @@ from specbench_ss.conformance.harness import (
     Subject,
     Trace,
     counts_of,
-    off,
+    max_difference,
     seeded,
 )
 from specbench_ss.engine.batching import BatchEngine, BatchRequest, RequestOutput, check_together
@@ -41,33 +41,33 @@ LOSSY = "the method declares lossless = False"  # exempts from checks of exact o
 GREEDY = Case(REPEATING, 12)  # asked by most checks, and so answered once for all of them
 
 
-def few(subject: Subject) -> Iterator[Case]:
+def few_cases(subject: Subject) -> Iterator[Case]:
     """Yield requests with forced acceptance, for blocks of many lengths, and one where the method accepts at T=0."""
     for i, prompt in enumerate((REPEATING, subject.random_prompt(19))):
         yield Case(prompt, 14, replace(WARM, seed=i), forced=True)
     yield GREEDY
 
 
-def forced(subject: Subject) -> Iterator[Case]:
+def forced_cases(subject: Subject) -> Iterator[Case]:
     """Yield requests with forced acceptance, for blocks of many lengths."""
-    return (case for case in few(subject) if case.forced)
+    return (case for case in few_cases(subject) if case.forced)
 
 
-def own(subject: Subject) -> Iterator[Case]:
+def accepting_cases(subject: Subject) -> Iterator[Case]:
     """Yield requests where the method itself accepts."""
     yield GREEDY
     yield Case(REPEATING, 10, WARM)
     yield Case(subject.random_prompt(19), 10, SamplingParams(1.5, top_p=0.9, seed=1))
 
 
-def many(subject: Subject) -> Iterator[Case]:
+def greedy_cases(subject: Subject) -> Iterator[Case]:
     """Yield greedy requests with prompts of many lengths."""
     yield GREEDY
     for seed, length in enumerate((2, 3, 6, 11, 20, 37)):
         yield Case(subject.random_prompt(length, seed), 8)
 
 
-def asked(subject: Subject) -> Iterator[Case]:
+def one_case(subject: Subject) -> Iterator[Case]:
     """Yield one request."""
     yield GREEDY
 
@@ -101,7 +101,7 @@ def tree_problem(step: StepRecord, vocab_size: int) -> str:
         return f"node 0 is {int(tokens[0])}, the root is {step.root}"
     if not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
         return f"a vocabulary of {vocab_size} tokens has not all of {tokens.tolist()}"
-    if kept is not None and (made_up := {*ways(kept)} - {*ways(drafted)}):
+    if kept is not None and (made_up := {*token_paths(kept)} - {*token_paths(drafted)}):
         return f"verified {min(made_up)}, which was not drafted"
     if kept is not None and step.logits.shape != (len(kept), vocab_size):
         return f"logits {list(step.logits.shape)} for {len(kept)} verified nodes, not [{len(kept)}, {vocab_size}]"
@@ -122,7 +122,7 @@ def draft_probs_problem(tree: DraftTree, q: torch.Tensor, vocab_size: int) -> st
     return ""
 
 
-def ways(tree: DraftTree) -> list[tuple[int, ...]]:
+def token_paths(tree: DraftTree) -> list[tuple[int, ...]]:
     """Return, for every node, the tokens from the root's child down to it."""
     tokens, found = tree.tokens.tolist(), list[tuple[int, ...]]([()])
     for node, parent in enumerate(tree.topology.parents[1:], start=1):
@@ -132,10 +132,10 @@ def ways(tree: DraftTree) -> list[tuple[int, ...]]:
 
 def rows(subject: Subject, case: Case) -> str:
     """Test that the cache needs no more rows than were promised."""
-    excess, most = subject.watch(case).excess, subject.one.max_tokens_per_step()
-    if most is None or excess <= most:
+    extra, most = subject.watch(case).extra_rows, subject.one.max_tokens_per_step()
+    if most is None or extra <= most:
         return ""
-    return f"{excess} rows were written after those of earlier tokens, max_tokens_per_step() is {most}"
+    return f"{extra} rows were written after those of earlier tokens, max_tokens_per_step() is {most}"
 
 
 def counts(subject: Subject, case: Case) -> str:
@@ -161,14 +161,14 @@ def counts(subject: Subject, case: Case) -> str:
 
 def path_problem(seen: StepRecord) -> str:
     """Return why the accepted nodes are not a path of the verified tree with one token after it; '' where they are."""
-    tree, verdict = seen.tree, seen.verdict
-    if tree is None or verdict is None:
+    tree, result = seen.tree, seen.result
+    if tree is None or result is None:
         return "nothing was verified"
-    path, parents = verdict.path, tree.topology.parents
+    path, parents = result.path, tree.topology.parents
     if path[:1] != [0] or any(not 0 < b < len(tree) or parents[b] != a for a, b in zip(path, path[1:], strict=False)):
         return f"accepted nodes {path} are no path from the root of parents {list(parents)}"
-    expected = [*(int(tree.tokens[i]) for i in path[1:]), *verdict.next_token.tolist()]
-    return "" if expected == verdict.tokens else f"nodes {path} and the next token are {expected}, not {verdict.tokens}"
+    expected = [*(int(tree.tokens[i]) for i in path[1:]), *result.next_token.tolist()]
+    return "" if expected == result.tokens else f"nodes {path} and the next token are {expected}, not {result.tokens}"
 
 
 def cache(subject: Subject, case: Case) -> str:
@@ -197,11 +197,11 @@ def logits(subject: Subject, case: Case) -> str:
     for seen in trace.steps:
         if seen.tree is None:
             continue
-        paths, n = ways(seen.tree), len(seen.tree)
+        paths, n = token_paths(seen.tree), len(seen.tree)
         for node in sorted({0, n // 2, n - 1}, reverse=True):  # the root lies on the way to the others
             answer = [*seen.ids[len(case.prompt) :], *paths[node]]
             expected = subject.logits(case.prompt, answer)
-            if error := off(seen.logits[node], expected):
+            if error := max_difference(seen.logits[node], expected):
                 what = f"node {node} of parents {list(seen.tree.topology.parents)}"
                 return f"{what}, after {answer}: logits are off by {error:.2g}"
     return ""
@@ -216,7 +216,7 @@ def model(subject: Subject, case: Case) -> str:
     """Test that its next-token logits are the target's."""
     answer = subject.watch(case).tokens[:3]
     own, target = subject.logits(case.prompt, answer), subject.target.next_logits([*case.prompt, *answer])
-    error = off(own, target)
+    error = max_difference(own, target)
     return f"after {answer} its next_logits are off from the target's by {error:.2g}" if error else ""
 
 
@@ -228,7 +228,7 @@ def another_model(subject: Subject) -> str:
     return "" if reference == REFERENCE else f"its baseline is {reference}"
 
 
-def edges(subject: Subject) -> Iterator[Case]:
+def length_cases(subject: Subject) -> Iterator[Case]:
     """Yield requests with the shortest prompt and the longest ones."""
     context = subject.target.context_length
     yield Case(subject.random_prompt(1), 10)
@@ -237,7 +237,7 @@ def edges(subject: Subject) -> Iterator[Case]:
         yield Case(subject.random_prompt(context - missing), 10)
 
 
-def crossing(subject: Subject) -> Iterator[Case]:
+def context_cases(subject: Subject) -> Iterator[Case]:
     """Yield requests whose answers the end of the context cuts off."""
     context = subject.target.context_length
     for missing in (3, 4, 6, 9):
@@ -257,7 +257,7 @@ def within_context(subject: Subject, case: Case) -> str:
     return "" if case.forced or not subject.exact else subject.wrong_token(case.prompt, made.tokens)
 
 
-def ending(subject: Subject) -> Iterator[Case]:
+def stop_cases(subject: Subject) -> Iterator[Case]:
     """Yield requests for blocks of many lengths; a method with an acceptance rule of its own gets one that uses it."""
     yield Case(REPEATING, 12, WARM, forced=True)
     if type(subject.one).accept is not Decoder.accept:
@@ -310,7 +310,7 @@ SEEDS = 12
 LATER = 4  # tokens that one of several requests is longer than the others
 
 
-def sampled(subject: Subject) -> Iterator[Case]:
+def sampled_cases(subject: Subject) -> Iterator[Case]:
     """Yield a request with sampling."""
     yield Case(REPEATING[:5], 6, SamplingParams(1.3, seed=7))
 
@@ -353,7 +353,7 @@ def _differing(one: Generation, two: Generation, when: str, steps: bool = True) 
     return ""
 
 
-def asked_again(subject: Subject) -> Iterator[Case]:
+def repeated_cases(subject: Subject) -> Iterator[Case]:
     """Yield requests that repeat earlier text.
 
     What a method remembers may change only its steps, so that one is greedy.
@@ -414,11 +414,11 @@ def not_together(subject: Subject) -> str:
 def untouched(subject: Subject, case: Case) -> str:
     """Test that the target's logits are, to the last bit, what they were before the method was made."""
     subject.watch(case)
-    change = float((subject.place.now() - subject.place.before).abs().max())
+    change = float((subject.tiny_model.now() - subject.tiny_model.before).abs().max())
     return "" if change == 0 else f"the target's logits changed by {change:.2g}"
 
 
-def tuned(subject: Subject) -> Iterator[Case]:
+def tuning_cases(subject: Subject) -> Iterator[Case]:
     """Yield one request."""
     if subject.whole:
         yield GREEDY
@@ -479,7 +479,7 @@ ANSWER, AGAIN, OWN = 200, 80, 44  # tokens: of the answer; when asked again; acc
 LOOKED_AT = 6  # steps whose logits are compared
 
 
-def lengthy(subject: Subject) -> Iterator[Case]:
+def long_cases(subject: Subject) -> Iterator[Case]:
     """Yield one long request; only the first instance is asked it."""
     if subject.number == 0:
         yield Case(subject.random_prompt(PROMPT), ANSWER, forced=True)
@@ -514,38 +514,41 @@ def _wrong_logits(subject: Subject, case: Case, steps: Sequence[StepRecord]) -> 
     """Return where the root's logits are not those of a fresh pass; '' for nowhere. Some steps are looked at."""
     for seen in reversed(steps[:: max(1, len(steps) // LOOKED_AT)]):  # the longest first: it shows the others too
         answer = seen.ids[len(case.prompt) :]
-        if error := off(seen.logits[0], subject.logits(case.prompt, answer)):
+        if error := max_difference(seen.logits[0], subject.logits(case.prompt, answer)):
             return f"after {len(answer)} tokens the root's logits are off by {error:.2g}"
     return ""
 
 
 EXACT_CHECKS = (
-    Check("draft", "drafts are trees under the root, of tokens of the vocabulary; draft_probs are valid", few, draft),
-    Check("outputs", "every prompt has an output", few, outputs),
-    Check("rows", "no pass adds more query tokens than max_tokens_per_step() declares", few, rows,
+    Check("draft", "drafts are trees under the root, of tokens of the vocabulary; draft_probs are valid", few_cases,
+        draft),
+    Check("outputs", "every prompt has an output", few_cases, outputs),
+    Check("rows", "no pass adds more query tokens than max_tokens_per_step() declares", few_cases, rows,
         lambda subject: "max_tokens_per_step() is None" if subject.one.max_tokens_per_step() is None else ""),
-    Check("counts", "accepted tokens are a path of the draft, plus one token; all counts agree", own, counts,
-        on=("small",)),
-    Check("cache", "after every step the KV cache equals that of a fresh prefill", few, cache, no_fresh_rows),
-    Check("model", "a method whose baseline is `ar` has the target's next-token logits", asked, model, another_model),
-    Check("logits", "the logits of every node equal those of a fresh pass over its path", forced, logits, not_exact),
-    Check("greedy", "at temperature 0 every token is the argmax of a fresh pass", many, greedy, not_exact,
+    Check("counts", "accepted tokens are a path of the draft, plus one token; all counts agree", accepting_cases,
+        counts, on=("small",)),
+    Check("cache", "after every step the KV cache equals that of a fresh prefill", few_cases, cache, no_fresh_rows),
+    Check("model", "a method whose baseline is `ar` has the target's next-token logits", one_case, model,
+        another_model),
+    Check("logits", "the logits of every node equal those of a fresh pass over its path", forced_cases, logits,
+        not_exact),
+    Check("greedy", "at temperature 0 every token is the argmax of a fresh pass", greedy_cases, greedy, not_exact,
         on=("large", "small")),
-    Check("context", "outputs are correct up to the context length, with drafts that exceed it", crossing,
+    Check("context", "outputs are correct up to the context length, with drafts that exceed it", context_cases,
         within_context),
-    Check("lengths", "the shortest prompt (1 token) and the longest ones (context length - 1) work", edges,
+    Check("lengths", "the shortest prompt (1 token) and the longest ones (context length - 1) work", length_cases,
         within_context),
-    Check("ends", "end tokens, stop strings and max_new_tokens stop at the exact token, inside a draft too", ending,
+    Check("ends", "end tokens, stop strings and max_new_tokens stop at the exact token, inside a draft too", stop_cases,
         ends, on=("small",)),
-    Check("seed", "equal seeds give equal outputs, other seeds other outputs", sampled, seed, on=("small",)),
-    Check("memory", "earlier requests do not change the output", asked_again, memory, on=("small",)),
-    Check("together", "concurrent requests have the outputs of single ones", asked_again, together, not_together),
-    Check("target", "the target's logits are unchanged", asked, untouched),
-    Check("search_space", "no value in search_space changes the output", tuned, search_space,
+    Check("seed", "equal seeds give equal outputs, other seeds other outputs", sampled_cases, seed, on=("small",)),
+    Check("memory", "earlier requests do not change the output", repeated_cases, memory, on=("small",)),
+    Check("together", "concurrent requests have the outputs of single ones", repeated_cases, together, not_together),
+    Check("target", "the target's logits are unchanged", one_case, untouched),
+    Check("search_space", "no value in search_space changes the output", tuning_cases, search_space,
         lambda subject: not_exact(subject) or ("" if subject.one.search_space() else "search_space is empty"),
         on=("small",)),
     Check("long", f"prompt and output of {PROMPT} tokens, vocabulary of {WORDS:,}: correct logits, repeatable drafts",
-        lengthy, long, on=("long",)),
-    Check("description", "name, summary, help and metadata exist; help of lossy options contains `lossy`", asked,
+        long_cases, long, on=("long",)),
+    Check("description", "name, summary, help and metadata exist; help of lossy options contains `lossy`", one_case,
         metadata, on=("small",)),
 )  # fmt: skip

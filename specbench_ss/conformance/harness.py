@@ -34,7 +34,7 @@ class StepRecord:
     """One step. ids, lengths and cached are the values before it.
 
     cached: keys and values [layers, 2, kv_heads, len(ids) - 1, head_dim]. drafted: the tree as proposed. tree,
-    logits [n, V]: as verified. verdict: the decoder's own, or the forced one.
+    logits [n, V]: as verified. result: the decoder's own, or the forced one.
     """
 
     ids: list[int]
@@ -44,17 +44,17 @@ class StepRecord:
     drafted: DraftTree
     tree: DraftTree | None = None
     logits: Tensor = field(default_factory=lambda: torch.empty(0))
-    verdict: VerifyResult | None = None
+    result: VerifyResult | None = None
 
 
 @dataclass(slots=True)
 class Trace:
-    """One answer. excess: the most rows that any pass put behind those of the tokens that were decided before it."""
+    """One answer. extra_rows: the most rows that any pass wrote behind those of the tokens decided before it."""
 
     prompt: list[int]
     steps: list[StepRecord]
     generation: Generation
-    excess: int
+    extra_rows: int
 
     @property
     def tokens(self) -> list[int]:
@@ -84,10 +84,10 @@ class RecordingCache(Cache):
     """Records how many rows are written behind those of the `decided` tokens."""
 
     decided = 0
-    excess = 0
+    extra_rows = 0
 
     def check(self, start: int, end: int, layer: int) -> None:
-        self.excess = max(self.excess, end - self.decided)
+        self.extra_rows = max(self.extra_rows, end - self.decided)
         super().check(start, end, layer)
 
     def set_limit(self, rows: int | None) -> None:
@@ -134,9 +134,9 @@ class RecordingDecoder(DecoderWrapper):
 
     def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
         """Delegate to the wrapped decoder, or accept a forced path."""
-        verdict = forced_path(state.ids, tree, output) if self.forced else self.inner.accept(state, tree, output)
-        self.steps[-1].verdict = verdict
-        return verdict
+        result = forced_path(state.ids, tree, output) if self.forced else self.inner.accept(state, tree, output)
+        self.steps[-1].result = result
+        return result
 
     def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:
         _of(state).decided = state.position
@@ -170,7 +170,7 @@ def _of(state: DecodeState) -> RecordingCache:
 
 
 CLOSE = 1e-4  # of the largest number: what float32 may lose by summing in another order, many times over
-FIRST = 3  # ids below are special tokens
+FIRST_ORDINARY_ID = 3  # ids below are special tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,13 +221,13 @@ class Subject:
     def __init__(
         self,
         instance: str,
-        place: TinyModel,
+        tiny_model: TinyModel,
         make: Callable[[], Decoder],
         own_model: bool = False,
         number: int = 0,
         whole: bool = True,
     ) -> None:
-        self.instance, self.place, self.target = instance, place, place.target
+        self.instance, self.tiny_model, self.target = instance, tiny_model, tiny_model.target
         self.make, self.own_model, self.number, self.whole = make, own_model, number, whole
         self.answers = self.steps = self.longest = 0
         self.untested = dict[str, None]()  # of the check that is tested: cases and positions that it could not test
@@ -281,7 +281,7 @@ class Subject:
         except (Exception, SystemExit) as error:
             raise DecodingFailed(watched.steps) from error
         self.answers, self.steps = self.answers + 1, self.steps + len(watched.steps)
-        return Trace(list(prompt), watched.steps, generation, cache.excess)
+        return Trace(list(prompt), watched.steps, generation, cache.extra_rows)
 
     def logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
         """Return float32 logits [V] from a fresh pass of the method's own model, computed once for each text.
@@ -291,9 +291,9 @@ class Subject:
         plain = type(self.one).next_logits is Decoder.next_logits
         owner: object = self.one.target if plain else self.one
         prompt_length = 0 if plain else len(prompt)  # a method's own model may treat prompt and answer differently
-        ids, fresh = (*prompt, *answer), self.place.fresh
+        ids, fresh = (*prompt, *answer), self.tiny_model.fresh
         if (id(owner), prompt_length, ids) not in fresh:
-            self.place.owners.append(owner)
+            self.tiny_model.owners.append(owner)
             if plain:
                 rows = every_logits(self.one.target, ids)
                 fresh |= {(id(owner), prompt_length, ids[: n + 1]): row for n, row in enumerate(rows)}
@@ -331,7 +331,7 @@ class Subject:
     def random_prompt(self, length: int, seed: int = 5) -> tuple[int, ...]:
         """Return random tokens of the vocabulary, without the special ones."""
         rng = random.Random(seed)
-        return tuple(rng.randrange(FIRST, self.target.vocab_size) for _ in range(length))
+        return tuple(rng.randrange(FIRST_ORDINARY_ID, self.target.vocab_size) for _ in range(length))
 
 
 @contextmanager
@@ -352,7 +352,7 @@ def every_logits(target: Target, ids: Sequence[int]) -> Tensor:
     return target.logits(output.hidden_states[FINAL])[0].float()
 
 
-def off(found: Tensor, expected: Tensor) -> float:
+def max_difference(found: Tensor, expected: Tensor) -> float:
     """Return the largest difference of two tensors, or 0 where it is within rounding; NaN counts as infinity."""
     largest = float((found.float() - expected).abs().max().nan_to_num(torch.inf))
     return 0.0 if largest <= CLOSE * (1 + float(expected.abs().max())) else largest

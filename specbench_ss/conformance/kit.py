@@ -98,16 +98,16 @@ class CheckRunner:
             found = self._subjects(TinyModel(tiny_target(kind)))
             self.large += [s for s in found if s.whole or s.number % len(architectures) == i]
 
-    def _subjects(self, place: TinyModel) -> list[Subject]:
+    def _subjects(self, tiny_model: TinyModel) -> list[Subject]:
         found = list[Subject]()
         try:
             with plugin_code("it has no test instance for a tiny model"):
-                instances = dict(shapes_of(self.factory, place.target))
+                instances = dict(instances_of(self.factory, tiny_model.target))
         except UserError as error:
-            self.left_out[place.target.name] = str(error)
+            self.left_out[tiny_model.target.name] = str(error)
             return found
         for number, (instance, make) in enumerate(instances.items()):
-            subject = Subject(instance, place, make, self.own_model, number, self.thorough or number == 0)
+            subject = Subject(instance, tiny_model, make, self.own_model, number, self.thorough or number == 0)
             try:
                 with contextlib.suppress(PluginError), plugin_code(instance):  # a check's business
                     subject.decoder()
@@ -121,10 +121,10 @@ class CheckRunner:
     def long(self) -> list[Subject]:
         """Return the first instance on a model with a long context and thousands of words."""
         found, left_out = list[Subject](), self.left_out
-        place = TinyModel(tiny_target("llama", WORDS, layers=2, context=CONTEXT))
+        tiny_model = TinyModel(tiny_target("llama", WORDS, layers=2, context=CONTEXT))
         self.left_out = {}  # those of the other models are reported already
         with contextlib.suppress(UserError):
-            found = self._subjects(place)
+            found = self._subjects(tiny_model)
         self.left_out = left_out
         return found[:1]
 
@@ -192,8 +192,8 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def shapes_of(factory: Factory, target: Target) -> Instances:
-    """Return the instances of a factory: a class's `examples`, or the decoder or instances that a function returns."""
+def instances_of(factory: Factory, target: Target) -> Instances:
+    """Return a factory's instances: a class's `test_instances`, or the decoder or instances of a function."""
     if isinstance(factory, type):
         return cast("type[Decoder]", factory).test_instances(target)
     made = factory(target)

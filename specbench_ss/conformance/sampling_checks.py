@@ -32,8 +32,8 @@ from specbench_ss.stats.betting import PIT_BINS, SampledTokens, acceptance, boun
 
 # so many tokens find an acceptance of 0.98 where 0.85 is right with probability 0.99, at p < 1e-5 after Bonferroni over
 # 24 positions
-ENOUGH, POSITIONS = 400, 24
-ROUNDING = 1e-6  # of a sum of float32 probabilities
+MIN_DRAWS, POSITIONS = 400, 24
+SUM_TOLERANCE = 1e-6  # of a sum of float32 probabilities
 
 
 class Decision:
@@ -66,18 +66,18 @@ class Tallies:
         if p <= 0:
             raise Impossible(f"{where}: token {token} has probability 0")
         place = float(decision.before[token]) + self.rng.random() * p
-        if 0 < decision.chance < 1 - ROUNDING:
+        if 0 < decision.chance < 1 - SUM_TOLERANCE:
             self.by_position[where] += acceptance(decision.chance, token in decision.drafted)
         self.by_position[where].pit_counts[min(int(place * PIT_BINS), PIT_BINS - 1)] += 1
 
-    def scarce(self, wanted: int = ENOUGH) -> list[str]:
+    def scarce(self, wanted: int = MIN_DRAWS) -> list[str]:
         """Return the positions at which fewer tokens were decided."""
         return [where for where, tally in self.by_position.items() if tally.tokens < wanted]
 
     @property
     def tested_acceptance(self) -> bool:
         """Return True if drafted tokens were decided often enough at some position."""
-        return any(tally.offered >= ENOUGH for tally in self.by_position.values())
+        return any(tally.offered >= MIN_DRAWS for tally in self.by_position.values())
 
     def worst(self) -> tuple[float, str]:
         """Return the least p-value of any position, times the number of positions (Bonferroni), and the position.
@@ -108,10 +108,10 @@ SAMPLINGS = (
 )  # fmt: skip
 # p-values below which a test is repeated with other seeds, and below which it then fails: chance does both
 # in less than one of 10**8 cases, and the kit has some thousands for all registered methods
-FIRST, SECOND = 1e-3, 1e-5
+ALPHA, RETRY_ALPHA = 1e-3, 1e-5
 WORDS = 7  # of which a prompt has every pair
 LENGTH, ANSWERS = 4, 200  # tokens of an answer, and answers, on the model of seven words
-LONG, FEW = 24, 24  # and on the one of thousands
+LONG, FEW_ANSWERS = 24, 24  # and on the one of thousands
 LOOK = 10  # answers between two looks at the p-value
 NUMBERED = 4  # the first tokens of an answer are tested each by itself
 
@@ -137,7 +137,7 @@ def every_pair(words: int) -> tuple[int, ...]:
 
 def distribution(subject: Subject, case: Case) -> str:
     """Test every token against the probabilities of a fresh pass, and drawn drafts against their own."""
-    answers = ANSWERS if case.max_new_tokens <= LENGTH else FEW
+    answers = ANSWERS if case.max_new_tokens <= LENGTH else FEW_ANSWERS
     return confirmed(subject, lambda seed, alpha: of_answers(subject, case, range(seed, seed + answers), alpha))
 
 
@@ -148,7 +148,7 @@ def confirmed(subject: Subject, tallied: Callable[[int, float], Tallies]) -> str
     most alpha. Raises Untested if there were too few tokens for any test.
     """
     found = ""
-    for attempt, alpha in enumerate((FIRST, SECOND)):
+    for attempt, alpha in enumerate((ALPHA, RETRY_ALPHA)):
         try:
             tallies = tallied(1_000_000 * subject.number + 100_000 * attempt, alpha)
         except Impossible as impossible:
@@ -193,9 +193,9 @@ def decided(trace: Trace) -> Iterator[tuple[str, list[int], torch.Tensor | None]
     """Yield, for each token of an answer, its position in the draft, what was drafted there, and q [V] if drawn."""
     yield "the first token", [], None
     for seen in trace.steps:
-        assert seen.tree is not None and seen.verdict is not None
+        assert seen.tree is not None and seen.result is not None
         children = seen.tree.topology.children()
-        for depth, node in enumerate(seen.verdict.path):
+        for depth, node in enumerate(seen.result.path):
             q = seen.tree.children_probs(node)
             drafted = seen.tree.tokens[children[node]].tolist()
             yield position(depth, drafted), drafted, q if drafted else None
@@ -228,7 +228,7 @@ def add_draws(tallies: Tallies, seen: StepRecord) -> None:
 BLOCK_LENGTH = 16
 LIKELY = 0.85  # probability of what was drafted
 REPEATS, MORE = 40, 240  # verdicts on each draft; if drafts or tokens deep in them are seldom
-MOST = 6000  # verdicts in all; at LIKELY a depth of 14 is then reached often enough
+MAX_VERDICTS = 6000  # verdicts in all; at LIKELY a depth of 14 is then reached often enough
 SAMPLED = 3  # times as many for sampled drafts, in which a rule that accepts too much shows less
 LEAST_ANSWERS, MOST_ANSWERS = 3, 24
 
@@ -259,7 +259,7 @@ class Repeated(Designed):
         self.sampled = self.sampled or tree.draft_probs is not None
         for _ in range(self.repeats if len(tree) > 1 else REPEATS // 10):
             self.verdicts += 1
-            rng = torch.Generator().manual_seed(self.seed * MOST * 10 + self.verdicts)
+            rng = torch.Generator().manual_seed(self.seed * MAX_VERDICTS * 10 + self.verdicts)
             drawn = redrawn(tree, rng)
             again, given = replace(state, ids=[*state.ids], rng=rng), replace(output, logits=logits.clone()[None])
             verdict = self.inner.accept(again, drawn, given)
@@ -338,8 +338,8 @@ def greediness(subject: Subject, case: Case) -> str:
     if subject.one.max_tokens_per_step() != 1 and not any(seen.tree and len(seen.tree) > 1 for seen in trace.steps):
         raise Untested("nothing was drafted at temperature 0")
     for seen in trace.steps:
-        assert seen.verdict is not None
-        for node, token in zip(seen.verdict.path, seen.verdict.tokens, strict=True):
+        assert seen.result is not None
+        for node, token in zip(seen.result.path, seen.result.tokens, strict=True):
             row = seen.logits[node]
             if float(row[token]) < float(row.max()):
                 return f"after {seen.ids}, node {node} of the draft: {token}, the logits have {int(row.argmax())} first"
@@ -359,11 +359,11 @@ def of_verdicts(subject: Subject, case: Case, first: int, alpha: float) -> Talli
         verdicts += watched.verdicts
         if tallies.worst()[0] <= alpha:
             return tallies
-        wanted = ENOUGH * SAMPLED if watched.sampled else ENOUGH
+        wanted = MIN_DRAWS * SAMPLED if watched.sampled else MIN_DRAWS
         enough = (
             tallies.tested_acceptance or subject.one.max_tokens_per_step() == 1
         )  # a pass of one row accepts nothing
-        if verdicts >= MOST or (answer + 1 >= LEAST_ANSWERS and enough and not tallies.scarce(wanted)):
+        if verdicts >= MAX_VERDICTS or (answer + 1 >= LEAST_ANSWERS and enough and not tallies.scarce(wanted)):
             break
     if not enough:
         raise Untested("too few drafted tokens to test acceptance")

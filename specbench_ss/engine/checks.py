@@ -14,7 +14,7 @@ from torch import Tensor
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 
-ROUNDING = 0.02  # tolerance of a sum over a vocabulary in half precision
+SUM_TOLERANCE = 0.02  # tolerance of a sum over a vocabulary in half precision
 PROBE_TOKENS = 8  # prompt length of the check at load time
 
 
@@ -49,7 +49,7 @@ def check_draft_probs(q: float, total: float = 1.0, least: float = 0.0) -> None:
     """
     if not (math.isfinite(q) and math.isfinite(total)):
         raise NotFinite("the draft's probabilities are not finite: the drafter gives NaN or infinity")
-    if least < 0 or abs(total - 1) > ROUNDING:
+    if least < 0 or abs(total - 1) > SUM_TOLERANCE:
         raise NotFinite(
             f"draft_probs are not a distribution: a row has sum {total:.4g} and minimum {least:.4g}; "
             "normalise them, or verification is not exact"

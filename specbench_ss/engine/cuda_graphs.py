@@ -141,13 +141,13 @@ class StaticRows:
 
     def update(self, k: Tensor, v: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Write k, v [1, kv_heads, q, head_dim]; return [1, kv_heads, keys, head_dim]."""
-        keys, values, positions, count = self.places(k, layer)
+        keys, values, positions, count = self.write_slots(k, layer)
         keys.index_copy_(2, positions, k)
         values.index_copy_(2, positions, v)
         return keys[:, :, :count], values[:, :, :count]
 
-    def places(self, like: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Return where a kernel writes rows like these, as `Cache.places`."""
+    def write_slots(self, like: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor, int]:
+        """Return where a kernel writes rows like these, as `Cache.write_slots`."""
         self.written(layer)
         return *self.cache.memory_of(layer), self.positions, self.keys
 
@@ -272,13 +272,13 @@ class CudaGraphRunner:
         """Return the number of attempts to capture or check a graph."""
         return self.counts["tried"]
 
-    def of_another(self) -> CudaGraphRunner:
+    def new_runner(self) -> CudaGraphRunner:
         """Return a runner for another model of the same form."""
         return CudaGraphRunner(self.replay, self.widths)
 
-    def of_draft(self) -> CudaGraphRunner:
+    def draft_runner(self) -> CudaGraphRunner:
         """Return a runner for a draft model of this one; both share their counts."""
-        runner = self.of_another()
+        runner = self.new_runner()
         runner.counts, runner.fallbacks = self.counts, self.fallbacks
         return runner
 

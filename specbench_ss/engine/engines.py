@@ -20,7 +20,7 @@ from specbench_ss.errors import UserError, first_line
 AUTO, EAGER, GRAPH = ENGINES = ("auto", "eager", "graph")
 PROBE_PROMPT = 8  # prompt length of the check
 PROBE_TREES = ((-1,), (-1, 0, 1), (-1, 0, 0))  # its draft trees: the last is compared bit by bit, and has siblings
-ROUNDING = 1e-3  # tolerance of the mean difference per row of logits in full precision, relative to their mean size
+LOGIT_TOLERANCE = 1e-3  # of the mean difference per row of logits in full precision, relative to their mean size
 
 
 def check_engine(engine: str, device: str) -> None:
@@ -42,7 +42,7 @@ def use_engine(target: Target, engine: str) -> None:
         return
     try:
         with torch.cuda.device(target.device):
-            replay_steps(target, Graphs(target.device), "CUDA graphs")
+            enable_cuda_graphs(target, Graphs(target.device), "CUDA graphs")
     except UserError as error:
         if engine == GRAPH:
             raise
@@ -50,7 +50,7 @@ def use_engine(target: Target, engine: str) -> None:
         warnings.warn(f"steps are run eagerly: {error}", stacklevel=2)
 
 
-def replay_steps(target: Target, replay: Replay, by: str) -> None:
+def enable_cuda_graphs(target: Target, replay: Replay, by: str) -> None:
     """Replay the target's decode passes. by: the mechanism, for `kernel_summary`.
 
     Raises UserError, and leaves the target eager, if its layers cannot be captured or replayed logits differ.
@@ -76,10 +76,10 @@ def replay_steps(target: Target, replay: Replay, by: str) -> None:
     target.kernel_summary += f"; steps replayed by {by}"
 
 
-def replay_draft(draft: Target, target: Target) -> None:
+def enable_draft_cuda_graphs(draft: Target, target: Target) -> None:
     """Use CUDA graphs for a draft model if the target does and the draft model's layers support them."""
     if target.graphs is not None and draft.graphs is None and not draft.no_graph_reason:
-        draft.graphs = target.graphs.of_draft()
+        draft.graphs = target.graphs.draft_runner()
 
 
 def allclose_rows(actual: Tensor, expected: Tensor) -> bool:
@@ -94,7 +94,7 @@ def allclose_rows(actual: Tensor, expected: Tensor) -> bool:
     a, b = (logits.float().where(finite, 0).flatten(0, -2) for logits in (actual, expected))
     if str(expected.dtype).removeprefix("torch.") not in FRACTION_BITS:
         # means, since a few very large states would hide all other differences in a maximum
-        return bool(((a - b).abs().mean(-1) <= ROUNDING * b.abs().mean(-1).clamp_min(1e-6)).all())
+        return bool(((a - b).abs().mean(-1) <= LOGIT_TOLERANCE * b.abs().mean(-1).clamp_min(1e-6)).all())
     best = b.where(finite.flatten(0, -2), -torch.inf).amax(-1)
     drops = best - b.gather(-1, actual.flatten(0, -2).argmax(-1, keepdim=True))[..., 0]
     pairs = zip(drops.tolist(), best.tolist(), strict=True)

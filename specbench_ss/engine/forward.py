@@ -44,6 +44,12 @@ class ForwardPass:
         """
         raise NotImplementedError
 
+    def causal_mask(self, n: int) -> Tensor | None:
+        """Return the additive mask of n successive tokens; None for a prompt, which layers mask themselves."""
+        if self.is_prompt:
+            return None
+        return self.mask(torch.ones(n, n, dtype=torch.bool, device=self.target.device).tril())
+
     def rotary(self, positions: Tensor) -> Rotary:
         """Return the position inputs of the target's layers at positions [1, n]."""
         raise NotImplementedError
@@ -172,7 +178,7 @@ class GraphPass(ForwardPass):
         pass  # `first` of `layers` states where the next rows begin
 
 
-def among_drafted(visible: Tensor) -> Context | None:
+def ancestor_context(visible: Tensor) -> Context | None:
     """Return the context of nodes that see these of the last m cached rows, bool [q, m], and all rows before them."""
     m = visible.shape[1]
 

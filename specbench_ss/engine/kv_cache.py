@@ -60,7 +60,7 @@ class Cache:
         values[:, :, start:end] = v
         return keys[:, :, :end], values[:, :, :end]
 
-    def places(self, like: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor, int]:
+    def write_slots(self, like: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor, int]:
         """Return where a kernel writes q rows like these [B, kv_heads, q, head_dim], instead of `update`.
 
         Keys and values of the layer [B, kv_heads, capacity, head_dim], int64 rows [q], and the number of rows then.

@@ -212,7 +212,7 @@ class Target(ModelInfo):
         """
         parameter_count, quantization = (
             sum(p.numel() for p in model.parameters()),
-            self.quantization and self.quantization.of_another(model),
+            self.quantization and self.quantization.quantize(model),
         )
         other = Target(model, self.tokenizer, self.name, self.folder, fp16_weights=self.fp16_weights)
         other.parameter_count, other.quantization = parameter_count, quantization
@@ -226,7 +226,7 @@ class Target(ModelInfo):
         """Return a target on the same weights with another LM head for inference: states [.., h] -> logits [.., n]."""
         other = copy.copy(self)
         other._head, other._cache, other.derived = head, None, WeakSet()
-        other.graphs = self.graphs and self.graphs.of_draft()
+        other.graphs = self.graphs and self.graphs.draft_runner()
         return other
 
     def inherit_cuda_graphs(self, base: Target) -> None:
@@ -237,7 +237,7 @@ class Target(ModelInfo):
             message = f"steps of a changed copy of {self.name!r} run eagerly: its layers "
             warnings.warn(message + self.no_graph_reason, stacklevel=3)
             return
-        self.graphs, self.kernel_summary = base.graphs.of_another(), base.kernel_summary
+        self.graphs, self.kernel_summary = base.graphs.new_runner(), base.kernel_summary
 
     # -- the layer driver ---------------------------------------------------------------------------------------
 

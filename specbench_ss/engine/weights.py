@@ -46,8 +46,8 @@ class Quantization:
     apply: Callable[[Any], str]
     reread: Callable[[], Any] | None = None
 
-    def of_another(self, model: Any) -> Quantization:
-        """Quantize another model the same way, in place. Raises UserError if that fails."""
+    def quantize(self, model: Any) -> Quantization:
+        """Quantize another model the same way, in place; return its record. Raises UserError if that fails."""
         return replace(self, description=self.apply(model), reread=None)
 
 

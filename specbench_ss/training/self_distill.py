@@ -27,8 +27,9 @@ COMPACT_SHARE = 0.75  # finished answers leave the batch if at most this share c
 class PromptBatch:
     """Prompts [B] of any length, left-padded, and their answers in progress.
 
-    visible: bool [B, longest + limit], False at padding. places: int64, same shape, positions in each prompt's text.
-    numbers: [B'], rows of the unfinished answers in `answers` int64 [B, limit], which is -1 after an end.
+    visible: bool [B, longest + limit], False at padding.
+    position_ids: int64, same shape, positions in each prompt's text.
+    rows: [B'], rows of the unfinished answers in `answers` int64 [B, limit], which is -1 after an end.
     """
 
     def __init__(self, target: Target, prompts: Sequence[Sequence[int]], limit: int) -> None:
@@ -39,16 +40,16 @@ class PromptBatch:
         for i, prompt in enumerate(prompts):
             self.ids[i, longest - len(prompt) :] = torch.tensor(prompt, device=device)
             self.visible[i, : longest - len(prompt)] = False
-        self.places = (self.visible.cumsum(1) - 1).clamp_min(0)
+        self.position_ids = (self.visible.cumsum(1) - 1).clamp_min(0)
         self.cache = target.new_cache(longest + limit)
-        self.numbers = torch.arange(len(prompts), device=device)
+        self.rows = torch.arange(len(prompts), device=device)
         self.answers = torch.full((len(prompts), limit), -1, device=device)
         self.ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)
 
     def logits(self, ids: Tensor) -> Tensor:
         """Run ids [B', q] after the cached tokens; return the logits [B', V] after the last of each."""
         target, past, q = self.target, self.cache.get_seq_length(), ids.shape[1]
-        positions = self.places[:, past : past + q]
+        positions = self.position_ids[:, past : past + q]
         x, rotary = target.embed(ids, positions), target.rotary(positions, past + q)
         masks = {w: self._mask(past, q, w) for w in {block.window for block in target.family.blocks}}
         for block in target.family.blocks:
@@ -60,15 +61,15 @@ class PromptBatch:
         """Return the additive mask [B', 1, q, past + q] of q new tokens."""
         end, device = past + q, self.ids.device
         later = torch.arange(end, device=device) > torch.arange(past, end, device=device)[:, None]
-        hidden = later | ~self.visible[:, None, :end]
+        masked = later | ~self.visible[:, None, :end]
         if window is not None:
-            hidden = hidden | (self.places[:, past:end, None] - self.places[:, None, :end] >= window)
-        mask = torch.zeros(hidden.shape, dtype=self.target.dtype, device=device)
-        return mask.masked_fill_(hidden, torch.finfo(self.target.dtype).min)[:, None]
+            masked = masked | (self.position_ids[:, past:end, None] - self.position_ids[:, None, :end] >= window)
+        mask = torch.zeros(masked.shape, dtype=self.target.dtype, device=device)
+        return mask.masked_fill_(masked, torch.finfo(self.target.dtype).min)[:, None]
 
     def append_tokens(self, tokens: Tensor, ends: Tensor) -> None:
         """Append the next token [B'] of each answer. ends: tokens that end an answer."""
-        self.answers[self.numbers, self.n_tokens] = torch.where(self.ended, -1, tokens)
+        self.answers[self.rows, self.n_tokens] = torch.where(self.ended, -1, tokens)
         self.ended |= torch.isin(tokens, ends)
         self.n_tokens += 1
 
@@ -80,15 +81,15 @@ class PromptBatch:
             return True
         active = (~self.ended).nonzero()[:, 0]
         if 0 < len(active) <= COMPACT_SHARE * len(self.ended):
-            self.numbers, self.ended, self.visible, self.places = (
-                x[active] for x in (self.numbers, self.ended, self.visible, self.places)
+            self.rows, self.ended, self.visible, self.position_ids = (
+                x[active] for x in (self.rows, self.ended, self.visible, self.position_ids)
             )
             self.cache.select_sequences(active)
         return len(active) > 0
 
     def newest(self) -> Tensor:
         """Return the newest token of each unfinished answer, [B', 1]."""
-        return self.answers[self.numbers, self.n_tokens - 1 : self.n_tokens].clamp_min(0)
+        return self.answers[self.rows, self.n_tokens - 1 : self.n_tokens].clamp_min(0)
 
 
 class OpenConversation(Protocol):

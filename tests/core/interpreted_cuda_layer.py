@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from specbench_ss.engine.cuda_graphs import run_eagerly
-from specbench_ss.engine.engines import allclose_rows, replay_steps
+from specbench_ss.engine.engines import allclose_rows, enable_cuda_graphs
 from specbench_ss.engine.layers import triton
 from specbench_ss.engine.layers.triton import CudaLayer, CudaLinear
 from specbench_ss.engine.target import Target
@@ -197,7 +197,7 @@ def test_a_model_decodes_as_by_torch(dtype: torch.dtype, kind: str, monkeypatch:
         target = Target(tiny_model(kind).to(DEVICE, dtype))
         assert ("Triton" in target.kernel_summary) == with_kernels
         if static:
-            replay_steps(target, run_eagerly, "calls")
+            enable_cuda_graphs(target, run_eagerly, "calls")
         cache = target.request_cache(64)
         target.prefill(torch.arange(1, 14, device=DEVICE)[None], cache)
         found = []

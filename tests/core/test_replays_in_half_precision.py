@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from specbench_ss import load_model
 from specbench_ss.engine.cuda_graphs import Pass, PassBuffers, run_eagerly
-from specbench_ss.engine.engines import replay_steps
+from specbench_ss.engine.engines import enable_cuda_graphs
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.models.catalog import fetchable_model
@@ -60,7 +60,7 @@ def half(request: pytest.FixtureRequest) -> Target:
 @few(1)
 @pytest.mark.parametrize("replay", [run_eagerly, frozen])
 def test_a_deep_model_in_half_precision_is_replayed(half: Target, replay: Any) -> None:
-    replay_steps(half, replay, "calls")
+    enable_cuda_graphs(half, replay, "calls")
     assert half.engine == "graph" and not half.graphs.fallbacks  # type: ignore[union-attr]
 
 
@@ -181,5 +181,5 @@ FAULTS = (
 def test_a_replay_that_is_wrong_is_refused_in_half_precision(deep: Target, fault: Any) -> None:
     deep.graphs = None
     with pytest.raises(UserError, match="something else|other logits"):
-        replay_steps(deep, lambda one: fault(deep, Recorded(one)), "calls")
+        enable_cuda_graphs(deep, lambda one: fault(deep, Recorded(one)), "calls")
     assert deep.graphs is None

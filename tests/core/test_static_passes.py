@@ -28,7 +28,7 @@ from specbench_ss.engine.cuda_graphs import (
     run_eagerly,
 )
 from specbench_ss.engine.decoder import Decoder, DecodeState, Generation, _members
-from specbench_ss.engine.engines import replay_draft, replay_steps, use_engine
+from specbench_ss.engine.engines import enable_cuda_graphs, enable_draft_cuda_graphs, use_engine
 from specbench_ss.engine.forward import ForwardPass
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.kv_cache import Cache
@@ -329,7 +329,7 @@ def test_a_drafts_passes_are_replayed_and_counted_with_those_of_its_target() -> 
         assert draft.graphs is not passes and draft.graphs.counts is passes.counts
         assert passes.n_captures - before > len(passes.graphs), "its own are counted beside the target's"
     windows = tiny_target("mistral-window", words=61)
-    replay_draft(windows, target)
+    enable_draft_cuda_graphs(windows, target)
     assert windows.graphs is None
 
 
@@ -458,7 +458,7 @@ def test_a_run_states_which_passes_were_run_eagerly(tmp_path: Path) -> None:
 def test_an_engine_that_gives_the_same_is_used_and_reported() -> None:
     target = tiny_target("llama", words=61)
     before = target.kernel_summary
-    replay_steps(target, run_eagerly, "calls")
+    enable_cuda_graphs(target, run_eagerly, "calls")
     assert passes_of(target).n_captures
     assert target.kernel_summary == f"{before}; steps replayed by calls"
     assert target.with_model(target.model, "").graphs is not target.graphs
@@ -469,7 +469,7 @@ def test_a_model_in_place_of_the_target_is_replayed_only_if_its_layers_can_be() 
     target, windows = tiny_target("llama", words=61), tiny_target("mistral-window", words=61)
     decoder = registry.method_class("ar").test_instances(windows)["default"]()
     expected = generate(decoder, PROMPTS[1], StopParams(30), SamplingParams()).tokens
-    replay_steps(target, run_eagerly, "calls")
+    enable_cuda_graphs(target, run_eagerly, "calls")
     with pytest.warns(UserWarning, match="run eagerly: its layers have sliding windows"):
         other = target.with_model(windows.model, "")
     assert other.engine == "eager" and "replayed" not in other.kernel_summary
@@ -524,7 +524,7 @@ def test_an_engine_that_does_not_prove_itself_is_refused(replay: Replay, stated:
     target = tiny_target("llama", words=61)
     before = target.kernel_summary
     with pytest.raises(UserError, match=stated):
-        replay_steps(target, replay, "calls")
+        enable_cuda_graphs(target, replay, "calls")
     assert target.graphs is None
     assert target.kernel_summary == before
 
@@ -540,7 +540,7 @@ def test_padding_that_changes_the_logits_is_refused(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(StaticPass, "mask", wrong)
     with pytest.raises(UserError, match="other logits when passes are padded"):
-        replay_steps(tiny_target("llama", words=61), run_eagerly, "calls")
+        enable_cuda_graphs(tiny_target("llama", words=61), run_eagerly, "calls")
 
 
 @pytest.mark.parametrize(
@@ -548,7 +548,7 @@ def test_padding_that_changes_the_logits_is_refused(monkeypatch: pytest.MonkeyPa
 )
 def test_layers_that_cannot_be_replayed_are_refused(kind: str, stated: str) -> None:
     with pytest.raises(UserError, match=stated):
-        replay_steps(tiny_target(kind, words=61), run_eagerly, "calls")
+        enable_cuda_graphs(tiny_target(kind, words=61), run_eagerly, "calls")
 
 
 def on_cuda(monkeypatch: pytest.MonkeyPatch, kind: str = "llama", replay: Replay = run_eagerly) -> Target:
@@ -558,11 +558,11 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch, kind: str = "llama", replay: Replay
     monkeypatch.setattr(engines.torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(engines, "Graphs", lambda device: replay)
 
-    def replayed(target: Target, replay: Replay, by: str, own: Any = replay_steps) -> None:
+    def replayed(target: Target, replay: Replay, by: str, own: Any = enable_cuda_graphs) -> None:
         monkeypatch.setattr(target, "device", torch.device("cpu"))  # where it really is
         own(target, replay, by)
 
-    monkeypatch.setattr(engines, "replay_steps", replayed)
+    monkeypatch.setattr(engines, "enable_cuda_graphs", replayed)
     return target
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 
+from specbench_ss.engine.forward import EagerPass
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.layers import attention as grouped_attention
 from specbench_ss.engine.sampling import SamplingParams
@@ -36,6 +37,16 @@ def test_a_tree_is_decoded_as_its_paths_one_by_one(kind: str) -> None:
     for node, path in enumerate(paths(tree.topology.parents)):
         alone = target.next_logits(prompt + tree.tokens[path].tolist())
         torch.testing.assert_close(logits[node], alone, atol=2e-5, rtol=1e-4)
+
+
+@torch.inference_mode()
+def test_new_tokens_see_the_cached_ones_and_those_before_them() -> None:
+    target = Target(tiny_model("llama"))
+    cache = target.new_cache(9)
+    assert EagerPass(target, cache, 2).causal_mask(3) is None  # layers mask a prompt themselves
+    target.prefill(torch.tensor([[5, 9]]), cache)
+    mask = EagerPass(target, cache, 4).causal_mask(3)
+    assert mask is not None and torch.equal(mask[0, 0] == 0, torch.ones(3, 5, dtype=torch.bool).tril(2))
 
 
 def test_longrope_ends_where_its_factors_would_change() -> None:

@@ -60,7 +60,7 @@ def test_drafters_layers_take_the_rows_of_all_requests(name: str, shape: str, mo
     seen = list[int]()
 
     def counted(decoder: Decoder) -> Decoder:
-        drafter = decoder.heads.prefix if name == "hydra" else decoder.drafter  # type: ignore[attr-defined]
+        drafter = decoder.drafter.prefix if name == "hydra" else decoder.drafter  # type: ignore[attr-defined]
         forward = drafter.forward
 
         def watched(x: torch.Tensor, *rest: object) -> object:

@@ -96,16 +96,16 @@ def test_medusa_heads_compute_in_vllms_layout_what_they_compute_here(own: bool, 
         "architectures": ["MedusaModel"], **stated, "medusa_fc_bias": True, "original_lm_head": not own
     }  # fmt: skip
     states = torch.randn(5, h, generator=torch.Generator().manual_seed(0))
-    for i, logits in enumerate(heads.heads(states, target.logits)):
+    for i, logits in enumerate(heads.drafter(states, target.logits)):
         x = states
         for j in range(layers):
             weight, bias = (tensors[f"blocks.{i}.layers.{j}.{part}"].float() for part in ("weight", "bias"))
             x = x + F.silu(F.linear(x, weight, bias))
         head = tensors[f"lm_heads.{i}.weight" if own else "lm_head.weight"].float()
         torch.testing.assert_close(F.linear(x, head), logits, atol=1e-2, rtol=1e-2)
-    again = Medusa.load(target, MedusaOptions(str(tmp_path), tree="published")).heads
-    assert (again.unembed is None) != own and again.weight.shape == heads.heads.weight.shape
-    torch.testing.assert_close(again.weight, heads.heads.weight, atol=1e-3, rtol=1e-3)
+    again = Medusa.load(target, MedusaOptions(str(tmp_path), tree="published")).drafter
+    assert (again.unembed is None) != own and again.weight.shape == heads.drafter.weight.shape
+    torch.testing.assert_close(again.weight, heads.drafter.weight, atol=1e-3, rtol=1e-3)
 
 
 def test_the_authors_bias_key_is_mended(lab: Target, tmp_path: Path) -> None:

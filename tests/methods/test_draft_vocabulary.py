@@ -243,10 +243,10 @@ def test_clones_share_the_rows_and_the_cost_counts_them(own: bool, target: Targe
     rows = decoder.head_rows
     assert [row.weight.shape for row in rows] == [(20, target.hidden_size)] * (2 if own else 1)
     assert all(a is b for a, b in zip(decoder.clone().head_rows, rows, strict=True))
-    source = decoder.heads.unembed[0] if own else target.unembed
+    source = decoder.drafter.unembed[0] if own else target.unembed
     assert torch.equal(rows[0].weight, source[decoder.vocabulary.ids])
     weights = list(decoder.drafter_weights() or ())
-    assert (decoder.heads.unembed is not None) == own == any(weight is rows[0].weight for weight in weights)
+    assert (decoder.drafter.unembed is not None) == own == any(weight is rows[0].weight for weight in weights)
     assert not any(weight.shape[-2:] == (V, target.hidden_size) for weight in weights if weight.ndim > 1)
 
 

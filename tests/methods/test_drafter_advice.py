@@ -106,12 +106,12 @@ def test_the_folder_of_ss_may_advise_streams_that_have_their_parent(tmp_path: Pa
     folder(tmp_path / "ss", {"n_draft": 4, "cpu": {"parent": "on", "gamma": 1}})
     folder(tmp_path / "ss-parent", {"cpu": {"n_draft": 2}}, of="ss-parent")
     found = SpeculativeStreaming.load(base, SSOptions())
-    assert found.streams.config.parent_rank and found.advised == {"parent": "on", "n_draft": 2}
+    assert found.drafter.config.parent_rank and found.advised == {"parent": "on", "n_draft": 2}
     for stated in (SSOptions(parent="off"), SSOptions(root="off")):  # both name the same folder
         papers = SpeculativeStreaming.load(base, stated)
-        assert not papers.streams.config.parent_rank and papers.advised == {"n_draft": 4, "gamma": 1}
+        assert not papers.drafter.config.parent_rank and papers.advised == {"n_draft": 4, "gamma": 1}
     named = SpeculativeStreaming.load(base, SSOptions(weights=str(tmp_path / "ss")))
-    assert not named.streams.config.parent_rank
+    assert not named.drafter.config.parent_rank
     base.device_type = "cuda"
     assert SpeculativeStreaming.load(base, SSOptions()).advised == {"n_draft": 4}
 

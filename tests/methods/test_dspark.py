@@ -265,8 +265,8 @@ def test_the_length_follows_the_rule(temperature: float) -> None:
     drafter = random_drafter(target)
     with torch.no_grad():
         drafter.get_parameter("confidence_head.proj.weight").mul_(20)
-    decoder = Watching(target, DSparkOptions(verified_length="measured"), drafter)
-    decoder.step_times = times = StepTimes((1.0, 1.4, 1.5, 1.6, 1.7))
+    times = StepTimes((1.0, 1.4, 1.5, 1.6, 1.7))
+    decoder = Watching(target, DSparkOptions(verified_length="measured"), drafter, None, {B: times})
     answer = generate(decoder, PROMPT, StopParams(40), SamplingParams(temperature))
     rule = times.stopping_length if temperature else times.best_length
     lengths = [step.draft_nodes for step in answer.steps]
@@ -306,7 +306,7 @@ def test_each_length_is_measured_at_that_length(monkeypatch: pytest.MonkeyPatch)
         return answer
 
     monkeypatch.setattr(dspark_decode, "generate", watched)
-    decoder = DSpark(target, DSparkOptions(verified_length="measured"), random_drafter(target)).with_step_times({})
+    decoder = DSpark(target, DSparkOptions(verified_length="measured"), random_drafter(target))
     assert [length for length, _ in measured] == 3 * [0, 1, 2, 3, 4]
     for length, nodes in measured:
         assert len(nodes) >= dspark_decode.MEASURED_STEPS and set(nodes[: dspark_decode.MEASURED_STEPS]) == {length}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -34,6 +35,7 @@ from specbench_ss.methods.eagle.decode import (
     EagleOptions,
 )
 from specbench_ss.methods.eagle.drafter import Drafter, new_eagle, random_eagle
+from specbench_ss.methods.eagle.slots import Size
 from tests.methods.reference_drafter import Reference, draft_words, layer_weights, refused
 from tests.methods.reference_drafter import folder as written
 from tests.tiny import few, paths, tiny_model
@@ -305,8 +307,8 @@ def test_the_cache_holds_what_a_fresh_pass_gives(method: type[Decoder]) -> None:
     kept = []
     for tokens in (3, 9, 20):
         run = generate(decoder, PROMPTS[0], StopParams(tokens), SamplingParams())
-        length = decoder.cache.get_seq_length()  # of the last step that went on
-        kept.append((run.tokens, length, decoder.cache.keys[0][:, :, :length].clone()))
+        length = decoder.slots.cache.get_seq_length()  # of the last step that went on
+        kept.append((run.tokens, length, decoder.slots.cache.keys[0][:, :, :length].clone()))
     ids = PROMPTS[0] + kept[-1][0]
     session_ids = torch.tensor([ids])
     with torch.inference_mode():
@@ -442,9 +444,11 @@ def test_trees_that_cannot_be_are_one_line(tmp_path: Path) -> None:
 
 
 def test_advice_and_options_settle_the_tree() -> None:
-    size_of = Eagle2.size_of
+    def size_of(options: DynamicOptions, vocab: int, kind: type[Eagle2] = Eagle2) -> Size:
+        return kind.resolve_options(options, {}, None, cast("Any", SimpleNamespace(vocab_size=vocab)))
+
     assert size_of(DynamicOptions(), 32000) == size_of(DynamicOptions(total_tokens=60, depth=5, top_k=10), 32000)
-    assert Eagle3.size_of(Eagle3Options(), 32000).depth == 7
+    assert size_of(Eagle3Options(), 32000, Eagle3).depth == 7
     advice = {"advice": {"total_tokens": 8, "depth": 3, "top_k": 2, "nodes": 4}}
     outline = Target(tiny_model("llama"))
     advised, taken = Eagle2.advised_by(DynamicOptions(depth=1), advice, outline, Path("e"))

@@ -203,12 +203,12 @@ def check_against_theirs(target: Target, decoder: Any, path: Path) -> None:
         decoder.prefill(state, ids[:, : t + 1])
         state.ids = ids[0, : t + 2].tolist()
         decoder.on_prefill(state)
-        within = EagerPass(target, decoder.cache, 0)
-        found, rotary = decoder.newest, decoder.rotary_ahead(within, 3)
+        within = EagerPass(target, decoder.slots.cache, 0)
+        found, rotary = decoder.slots.newest, decoder.slots.rotary_ahead(within, 3)
         for j in range(3):
             torch.testing.assert_close(d.logits(found, target)[0, 0], wanted[j][t], atol=2e-4, rtol=1e-4)
             seen = torch.ones(1, j + 1, dtype=torch.bool)
-            found = decoder.descend(within, ids[0, t + 2 + j : t + 3 + j], found, seen, rotary, j)
+            found = decoder.slots.descend(within, ids[0, t + 2 + j : t + 3 + j], found, seen, rotary, j)
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name != NOT_THEIRS])

@@ -68,12 +68,12 @@ def test_what_is_unrolled_is_what_decoding_computes(kind: str) -> None:
         decoder.prefill(state, ids[:, : t + 1])
         state.ids = tokens[: t + 2]
         decoder.on_prefill(state)
-        within = EagerPass(target, decoder.cache, 0)
-        found, rotary = [decoder.newest[0, 0]], decoder.rotary_ahead(within, LEVELS)
+        within = EagerPass(target, decoder.slots.cache, 0)
+        found, rotary = [decoder.slots.newest[0, 0]], decoder.slots.rotary_ahead(within, LEVELS)
         for j in range(1, LEVELS):
             visible = torch.ones(1, j, dtype=torch.bool)
             token, last = ids[0, t + 1 + j : t + 2 + j], found[-1][None, None]
-            out = decoder.descend(within, token, last, visible, rotary, j - 1)
+            out = decoder.slots.descend(within, token, last, visible, rotary, j - 1)
             found.append(out[0, 0])
         for ours, theirs in zip(unrolled, found, strict=True):
             torch.testing.assert_close(ours, theirs, atol=3e-5, rtol=1e-4)

@@ -142,8 +142,8 @@ def test_published_heads_draft_what_their_definition_states(plus: bool, offset: 
     options = saved(tmp_path, target, tensors, hydra_head_arch=arch, hidden_state_offset=offset)
     Hydra.check(options, target)
     decoder = Hydra.load(target, options)
-    assert (decoder.heads.count, len(decoder.heads.hydra_mlp[0])) == (3, 4)
-    assert decoder.heads.hydra_mlp[0][1] is decoder.heads.hydra_mlp[0][3]  # in memory once
+    assert (decoder.drafter.count, len(decoder.drafter.hydra_mlp[0])) == (3, 4)
+    assert decoder.drafter.hydra_mlp[0][1] is decoder.drafter.hydra_mlp[0][3]  # in memory once
     embedding = target.model.get_input_embeddings().weight
     ranks = {tuple(c): c[-1] for c in TREE}
     seen = []
@@ -196,7 +196,7 @@ def test_the_prefix_layer_reads_all_that_was_accepted() -> None:
     states = torch.cat(fed, 1)
     with torch.inference_mode():
         whole = target.prefill(ids, target.new_cache(64), every=True).hidden_states[FINAL][:, : states.shape[1]]
-        layer, places = decoder.heads.prefix, torch.arange(states.shape[1])[None]  # type: ignore[attr-defined]
+        layer, places = decoder.drafter.prefix, torch.arange(states.shape[1])[None]  # type: ignore[attr-defined]
         alone = layer(whole, None, None, layer.rotary(places, states.shape[1], whole.dtype))[0, -1:]
     torch.testing.assert_close(states, whole, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(decoder.prefix_state, alone, atol=1e-4, rtol=1e-4)  # type: ignore[attr-defined]
@@ -264,9 +264,8 @@ def test_training_sees_what_decoding_sees(kind: str, prefix: bool) -> None:
     trainee = trainee_of(target, prefix)
     ids, at = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13, 14]]), 4
     anchors = Anchors(torch.tensor([[at]]), ids[:, at + 1 :][:, None, :4])
-    decoder = Hydra(
-        target, HydraOptions(), trainee.module, Hydra.test_instances(target)["hydra"]().tree.__class__(*CHAIN)
-    )
+    chain = Hydra.test_instances(target)["hydra"]().tree.__class__(*CHAIN)
+    decoder = Hydra(target, HydraOptions(), trainee.module, tree=chain)
     with torch.inference_mode():
         logits = trainee._logits(base_states(target, ids, (), target.n_layers), anchors)
         cache = target.new_cache(64)
@@ -276,7 +275,7 @@ def test_training_sees_what_decoding_sees(kind: str, prefix: bool) -> None:
         decoder.on_prefill(state)
         for i in range(3):
             path = F.embedding(ids[:, at + 1 : at + 2 + i], decoder.embedding)
-            decoded = decoder.heads.logits(i, decoder.prefix_state, path, target.logits)
+            decoded = decoder.drafter.logits(i, decoder.prefix_state, path, target.logits)
             torch.testing.assert_close(logits[i], decoded, atol=1e-4, rtol=1e-4)
 
 

@@ -100,7 +100,7 @@ def test_one_block_under_several_names_is_read_as_often_as_it_stands(tmp_path: P
         (tmp_path / folder / "config.json").write_text('{"medusa_num_heads": 2, "medusa_num_layers": 1}')  # a lie
         options = MedusaOptions(weights=str(tmp_path / folder))
         Medusa.check(options, target)
-        heads = Medusa.load(target, options).heads
+        heads = Medusa.load(target, options).drafter
         assert heads.weight.shape[:2] == (3, 2)
         torch.testing.assert_close(heads.weight, heads_from_tensors(tensors, H, V).weight)
     save_file(load_file(tmp_path / "st" / "medusa_lm_head.safetensors"), tmp_path / "st" / "medusa_lm_head.safetensors")
@@ -135,7 +135,7 @@ def test_lm_heads_of_one_row_on_a_cpu_are_single_products(kind: Any, monkeypatch
     x = torch.randn(1, target.hidden_size, dtype=torch.bfloat16)
     path = torch.randn(1, 1, target.hidden_size, dtype=torch.bfloat16)
     arguments = (0, x, path, target.logits) if kind is Hydra else (x, target.logits, 1)
-    compute = decoder.heads.logits if kind is Hydra else decoder.heads
+    compute = decoder.drafter.logits if kind is Hydra else decoder.drafter
     usual_logits = compute(*arguments)
     assert not calls  # training and other modes use the modules
     with torch.inference_mode():
@@ -219,7 +219,7 @@ def test_it_describes_its_tree_and_reports_weights_apart() -> None:
     assert one == medusa(target).metadata()
     other = medusa(target)
     with torch.no_grad():
-        other.heads.weight.mul_(1.5)
+        other.drafter.weight.mul_(1.5)
     assert {k for k, v in other.metadata().items() if v != one[k]} == {"heads_hash"}
 
 

@@ -103,9 +103,9 @@ def test_a_published_model_decodes_as_itself(tmp_path: Path) -> None:
     options = MedusaOptions(weights=str(tmp_path))
     Medusa2.check(options, target)
     drafted = Medusa2.load(target, options)
-    assert (drafted.heads.count, drafted.heads.weight.shape[1]) == (3, 2)
-    torch.testing.assert_close(drafted.heads.weight[1, 0], heads["medusa_head.1.0.linear.weight"])
-    torch.testing.assert_close(drafted.heads.unembed[2], heads["medusa_head.2.2.weight"])
+    assert (drafted.drafter.count, drafted.drafter.weight.shape[1]) == (3, 2)
+    torch.testing.assert_close(drafted.drafter.weight[1, 0], heads["medusa_head.1.0.linear.weight"])
+    torch.testing.assert_close(drafted.drafter.unembed[2], heads["medusa_head.2.2.weight"])
     assert answer(drafted) == answer(Autoregressive(own)) != answer(Autoregressive(target))
     assert answer(Medusa2Autoregressive.load(target, Medusa2AROptions(str(tmp_path)))) == answer(drafted)
     # as the model itself, its heads are Medusa-1's; for another model they are not

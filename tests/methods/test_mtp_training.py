@@ -104,7 +104,7 @@ def test_the_first_step_is_decodings_first_draft(kind: str) -> None:
     propose, seen = method.propose, dict[int, Tensor]()
 
     def spy(state: DecodeState) -> DraftTree:
-        seen.setdefault(state.position, method.newest[0, 0].clone())
+        seen.setdefault(state.position, method.slots.newest[0, 0].clone())
         return propose(state)
 
     method.propose = spy  # type: ignore[method-assign]

@@ -8,7 +8,7 @@ import pytest
 
 from specbench_ss import api, registry
 from specbench_ss.bench.build_config import method_specs
-from specbench_ss.cli.check import shapes_of
+from specbench_ss.cli.check import instances_of
 from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams
@@ -29,7 +29,7 @@ PROMPT = [3, 4, 5, 3, 4, 6, 3, 4, 5, 3, 4] * 2
 
 def most_verified(method: str) -> int:
     target = tiny_target("llama", 32)
-    (make,) = shapes_of(MethodSpec.parse(method))(target).values()
+    (make,) = instances_of(MethodSpec.parse(method))(target).values()
     steps = generate(make(), PROMPT, StopParams(20), SamplingParams(0.0)).steps
     return max(step.verified_nodes for step in steps)
 

@@ -129,7 +129,7 @@ def test_training_sees_what_decoding_sees(kind: str, attends: bool, more: dict[s
         out = decoder.prefill(state, ids[:, :first])
         for column in range(len(carriers[0])):
             final = decoder.target.family.norm(decoder._last_streams)
-            reported = decoder.streams.condition_on_tokens(decoder.target, final, roots[0, column, None])
+            reported = decoder.drafter.condition_on_tokens(decoder.target, final, roots[0, column, None])
             streams = decoder.target.logits(reported)
             decoded = torch.cat((out.logits[0], streams))
             torch.testing.assert_close(logits[0, column], decoded, atol=1e-4, rtol=1e-4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,22 +16,22 @@ from specbench_ss.methods.medusa.decode import Medusa, MedusaOptions
 from specbench_ss.methods.ss.decode import SpeculativeStreaming, SSOptions
 from specbench_ss.methods.ss.layers import StreamConfig, Streams
 from specbench_ss.methods.ss.shared import SharedStreaming
-from specbench_ss.models.checkpoint import ANY, Advice
+from specbench_ss.models.checkpoint import KEY
 from specbench_ss.options import MethodSpec
 from specbench_ss.tuning.session import DecoderBench
 from tests.methods import decoders
 from tests.tiny import tiny_model
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
-ADVICE = Advice({ANY: {"k": 3, "n_draft": 8, "n_keep": 5}})
+ADVICE = {KEY: {"k": 3, "n_draft": 8, "n_keep": 5}}
 ACCURACIES = [[0.5 / (rank + 1) for rank in range(10)] for _ in range(3)]
 
 
 def medusa(target: Target) -> Medusa:
     """On an auto tree of five nodes."""
-    heads = decoders.medusa(target).heads
+    heads = decoders.medusa(target).drafter
     config = {"accuracies": ACCURACIES, "nodes": 5}
-    return Medusa.build(target, MedusaOptions(), heads, config, Path())
+    return Medusa(target, MedusaOptions(), heads, config)
 
 
 def streams(target: Target) -> SpeculativeStreaming:
@@ -70,7 +69,7 @@ def test_variants_share_the_weights_and_are_what_loading_would_give(target: Targ
 
 
 def module(decoder: Decoder) -> torch.nn.Module:
-    found: torch.nn.Module = getattr(decoder, "heads", None) or decoder.streams  # type: ignore[attr-defined]
+    found: torch.nn.Module = decoder.drafter  # type: ignore[attr-defined]
     return found
 
 
@@ -99,7 +98,7 @@ def test_what_the_user_has_settled_is_not_tuned(target: Target) -> None:
 def test_a_medusa_tree_of_ones_own_is_not_tuned(target: Target) -> None:
     given = medusa(target)
     assert list(given.search_space()) == ["nodes", "heads"]
-    own = Medusa(target, MedusaOptions(tree="tree.json"), given.heads, given.tree)
+    own = Medusa(target, MedusaOptions(tree="tree.json"), given.drafter, tree=given.tree)
     assert not own.search_space()
-    unknown = Medusa(target, MedusaOptions(), given.heads, given.tree)
+    unknown = Medusa(target, MedusaOptions(), given.drafter, tree=given.tree)
     assert list(unknown.search_space()) == ["heads"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.speculators import written_config
+from specbench_ss.methods._shared.speculators import config_json
 from specbench_ss.methods.block_drafters.dflash import new_drafter, speculators_config_of
 from specbench_ss.models.tiny import tiny_target
 
@@ -18,7 +18,7 @@ def named(**about: Any) -> Any:
     base = SimpleNamespace(
         **{"name": "some/model", "origin": {}, "is_lab": False, "folder": None, "config": SimpleNamespace()} | about
     )
-    written = written_config("dflash", {}, 7, base)  # type: ignore[arg-type]
+    written = config_json("dflash", {}, 7, base)  # type: ignore[arg-type]
     return written["speculators_config"]["verifier"]["name_or_path"]
 
 

@@ -26,7 +26,7 @@ from specbench_ss.engine.layers.linear import PackedDtype, PrepackedLinear
 from specbench_ss.engine.layers.triton import CudaLayer, CudaLinear, CudaNorm
 from specbench_ss.engine.weights import holds_numbers
 
-ROWS, FIRST = 5, 3  # rows of the check against the module, and their first position
+PROBE_ROWS, PROBE_POSITION = 5, 3  # rows of the check against the module, and their first position
 LAYER_TOLERANCE = {torch.float32: 1e-4}  # as a share of the largest value
 HALF_TOLERANCE = 0.1  # of norms in half precision; rounded scores of peaked attention change single values by more
 Norm = tuple[Tensor, float]  # weight and epsilon of an RMSNorm
@@ -175,7 +175,7 @@ class TritonBlock(FusedBlock):
             return None
         if mask is not None and (mask.dtype != x.dtype or mask.shape[:3] != (1, 1, q) or mask.stride(3) != 1):
             return None
-        keys, values, rows, count = cache.places(x.new_empty(1, w.kv_heads, q, w.d), w.layer)
+        keys, values, rows, count = cache.write_slots(x.new_empty(1, w.kv_heads, q, w.d), w.layer)
         assert keys.shape == values.shape and keys.shape[:2] == (1, w.kv_heads) and keys.dtype == x.dtype
         assert mask is None or mask.shape[3] == count
         cos, sin = (table.expand(1, q, w.d).contiguous() for table in rotary)
@@ -201,8 +201,8 @@ def fused_blocks(family: ModelParts, pack: PackedDtype, device: torch.device) ->
     if family.rotary is None or weight is None or weight.is_meta or not holds_numbers(weight):
         return family.blocks
     rope, like = RopeCache(), weight.new_empty(1, 1, 1, device=device)
-    cos, sin = rotary_table(family.rotary, FIRST + ROWS, like)
-    rotary = cos[None, FIRST:], sin[None, FIRST:]
+    cos, sin = rotary_table(family.rotary, PROBE_POSITION + PROBE_ROWS, like)
+    rotary = cos[None, PROBE_POSITION:], sin[None, PROBE_POSITION:]
     on_device = {
         there: to_device_recursive(rotary, there)
         for there in {device_of(block.attention) or device for block in family.blocks}
@@ -243,7 +243,8 @@ def describe(blocks: Sequence[Block], head: Any) -> str:
 def fuse(block: Block, rotary: tuple[Tensor, Tensor], rope: RopeCache, pack: PackedDtype) -> Block:
     """Return the fastest form of a block that equals it, or the block itself.
 
-    rotary: cos, sin [1, ROWS, head_dim] for the check. Weights on the meta device cannot be checked: their block stays.
+    rotary: cos, sin [1, PROBE_ROWS, head_dim] for the check. Weights on the meta device cannot be
+    checked: their block stays.
     """
     joined = None if rotary[0].is_meta else _joined(block, rotary[0].shape[-1], pack)
     if joined is None:
@@ -421,15 +422,15 @@ def _adjacent(parts: Sequence[Tensor]) -> Tensor | None:
 def _equals_modules(block: Block, fused: FusedBlock, rotary: tuple[Tensor, Tensor]) -> bool:
     """Return True if a fused block equals its modules, within rounding, with and without a mask and cached rows."""
     weight, layer = fused.joined.qkv.weight, fused.joined.layer
-    indices = torch.arange(ROWS * weight.shape[1], device=weight.device)
-    x = torch.sin(indices.float()).to(weight.dtype).view(1, ROWS, -1)
-    mask = torch.zeros(1, 1, ROWS, 2 * ROWS, dtype=weight.dtype, device=weight.device)
+    indices = torch.arange(PROBE_ROWS * weight.shape[1], device=weight.device)
+    x = torch.sin(indices.float()).to(weight.dtype).view(1, PROBE_ROWS, -1)
+    mask = torch.zeros(1, 1, PROBE_ROWS, 2 * PROBE_ROWS, dtype=weight.dtype, device=weight.device)
     mask[..., 1:-1:2] = torch.finfo(weight.dtype).min
     results = []
     for form in (block, fused):
-        cache = Cache(layer + 1, 2 * ROWS)
+        cache = Cache(layer + 1, 2 * PROBE_ROWS)
         attended = form.attend(x, cache, None, rotary)
-        cache.commit(ROWS)
+        cache.commit(PROBE_ROWS)
         again, mlp = form.attend(x, cache, mask, rotary), form.run_mlp(attended)
         whole = form(x, cache, mask, rotary) if x.shape == attended.shape else mlp  # EAGLE-3's input is twice as wide
         results.append((attended, again, mlp, whole, cache.keys[layer], cache.values[layer]))

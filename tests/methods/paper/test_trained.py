@@ -187,7 +187,7 @@ def test_what_is_measured_was_trained(
     def measure(config: RunConfig, name: str) -> Results:
         measured.append(config)
         for spec in config.methods[1:]:
-            streams = registry.load_method(spec, target).streams
+            streams = registry.load_method(spec, target).drafter
             assert streams.config.n_msa_layers == int(spec.options["n_msa_layers"])
             assert streams.up.abs().max() > 0  # they start at nothing
         return load_run(make_run(labels=tuple(spec.label for spec in config.methods)))

@@ -110,7 +110,7 @@ def test_where_streams_stand_is_kept_with_them(mode: str, models: dict[str, Path
     target, options = load_target(str(models["llama"]), device="cpu"), SSOptions(weights=str(out), k=2)
     decoder = SpeculativeStreaming if mode == "lossless" else SharedStreaming
     loaded = decoder.load(target, options)
-    assert loaded.streams.config.stream_position == "same"
+    assert loaded.drafter.config.stream_position == "same"
     own = (
         Autoregressive(loaded.target)
         if mode == "lossless"
@@ -130,7 +130,7 @@ def test_trained_streams_decode_what_the_base_does(
     reference = answer(Autoregressive(target))
     for options in ({"k": 2, "n_keep": 5}, {"mode": "chain"}):
         decoder = SpeculativeStreaming.load(target, SSOptions(weights=str(out), **options))
-        assert decoder.streams.up.abs().max() > 0
+        assert decoder.drafter.up.abs().max() > 0
         assert answer(decoder) == reference
 
 

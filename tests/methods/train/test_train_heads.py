@@ -37,7 +37,7 @@ def test_trained_hydra_heads_decode_what_the_base_does(
     target = load_target(str(models[kind]), device="cpu")
     Hydra.check(HydraOptions(weights=str(out)), target)
     decoder = Hydra.load(target, HydraOptions(weights=str(out)))
-    assert (decoder.heads.prefix is None) is ("--no-prefix" in more)
+    assert (decoder.drafter.prefix is None) is ("--no-prefix" in more)
     assert answer(decoder) == answer(Autoregressive(target))
 
 
