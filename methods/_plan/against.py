@@ -8,7 +8,8 @@ the number of draft tokens varies, steps are measured at means of equal parts of
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from itertools import combinations, groupby
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from specbench_ss.engine.engines import EAGER
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, plugin_code
+from specbench_ss.methods._plan.command import print_noise
 from specbench_ss.methods._plan.step_cost import (
     KIND_OF,
     LEAST_CONTEXT,
@@ -47,7 +49,7 @@ LOADING = ("device", "quantize", "generation_config")
 NEEDED = frozenset({*SAMPLING, *LOADING, "model", "methods"})  # of the run's configuration
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prediction:
     """One method of the run at one batch size.
 
@@ -87,12 +89,18 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class PredictedRun:
-    """Predictions after `context` tokens. left_out: reasons, by method. changed: conditions that differ now."""
+    """Predictions after `context` tokens.
+
+    left_out: reasons, by what could not be predicted. without_kind: methods that no untrained kind of drafter stands
+    for. ar_rows: time of a step of `ar` in each measurement, as `noisy` takes it. changed: conditions that differ now.
+    """
 
     path: Path
     context: int
     predictions: list[Prediction]
     left_out: dict[str, str]
+    without_kind: list[str]
+    ar_rows: list[dict[str, Any]]
     changed: list[str]
 
     def pairs(self) -> Iterator[tuple[bool, str]]:
@@ -104,16 +112,11 @@ class PredictedRun:
                 text = f"{a} and {b} ({x:.2f}× and {y:.2f}×, measured {u:.2f}× and {v:.2f}×)"
                 yield (x - y) * (u - v) >= 0, f"{text}, batch size {batch_size}" if batch_size > 1 else text
 
-    def without_kind(self) -> list[str]:
-        """Return the methods that no untrained kind of drafter stands for."""
-        labels = dict.fromkeys([*(one.method for one in self.predictions if one.kind is None), *self.left_out])
-        return [label for label in labels if label.partition("[")[0] not in KIND_OF]
-
     def as_dict(self) -> dict[str, Any]:
         """Return the predictions as JSON-ready data."""
         rows, wrong = [one.as_dict() for one in self.predictions], [text for right, text in self.pairs() if not right]
         about = {"run": str(self.path), "context": self.context, "rows": rows, "reversed": wrong}
-        return about | {"left_out": self.left_out, "without_kind": self.without_kind(), "changed": self.changed}
+        return about | {"left_out": self.left_out, "without_kind": self.without_kind, "changed": self.changed}
 
 
 def predicted_run(path: Path, steps: int, trust_remote_code: bool) -> PredictedRun:
@@ -127,13 +130,22 @@ def predicted_run(path: Path, steps: int, trust_remote_code: bool) -> PredictedR
     conditions = _conditions(results.run, target, steps)
     predictions, left_out = list[Prediction](), dict[str, str]()
     for pair in pairs:
-        label = pair.method.label
-        try:
-            with plugin_code("it raised"):
-                predictions += _predictions(results, pair, target, conditions)
-        except UserError as error:
-            left_out[label] = str(error)
-    return PredictedRun(path, conditions.context, predictions, left_out, changed_since(results.manifest, environment()))
+        with _reasons(left_out, pair.method.label):
+            predictions += _predictions(results, pair, target, conditions, left_out)
+    labels = [pair.method.label for pair in pairs]
+    unknown = [label for label in labels if results.run.entry(label)["name"] not in KIND_OF]
+    changed = changed_since(results.manifest, environment())
+    return PredictedRun(path, conditions.context, predictions, left_out, unknown, conditions.ar_rows, changed)
+
+
+@contextmanager
+def _reasons(left_out: dict[str, str], what: str) -> Iterator[None]:
+    """Keep the reason of an error within the block."""
+    try:
+        with plugin_code("it raised"):
+            yield
+    except UserError as error:
+        left_out[what] = str(error)
 
 
 def _pairs(results: Results) -> list[PairedCost]:
@@ -163,12 +175,13 @@ def _target(run: Run, trust_remote_code: bool) -> Target:
 
 @dataclass(frozen=True, slots=True)
 class _Conditions:
-    """Conditions of the measured steps: text of prompts and outputs, context, sampling."""
+    """Conditions of the measured steps: text of prompts and outputs, context, sampling. ar_rows: see `PredictedRun`."""
 
     text: list[int]
     context: int
     sampling: SamplingParams
     steps: int
+    ar_rows: list[dict[str, Any]] = field(default_factory=list)
 
     def cost(self, decoder: Decoder, nodes: int | None, batch_size: int) -> StepCost:
         """Measure a step that verifies at most so many draft tokens of each request."""
@@ -177,6 +190,7 @@ class _Conditions:
             cost = step_cost(decoder, *at, nodes=nodes, text=self.text, sampling=self.sampling)
         if decoder.target.graphs is not None:
             decoder.target.graphs.evict()  # a recording needs the cache that it was made over
+        self.ar_rows.append({"context": self.context, "batch_size": batch_size, "ar_ms": cost.ar_ms})
         return cost
 
 
@@ -197,25 +211,38 @@ def _conditions(run: Run, target: Target, steps: int) -> _Conditions:
     return _Conditions(outputs[: max(LEAST_CONTEXT, context // 2)], context, sampling, steps)
 
 
-def _predictions(results: Results, pair: PairedCost, target: Target, conditions: _Conditions) -> Iterator[Prediction]:
+def _predictions(
+    results: Results, pair: PairedCost, target: Target, conditions: _Conditions, left_out: dict[str, str]
+) -> list[Prediction]:
     """Measure the steps of a method and of its kind at each batch size of the run.
 
-    Raises UserError if the method cannot be predicted, with the reason.
+    left_out: gets the reasons of batch sizes, and of kinds, that cannot be measured. Raises UserError for a method that
+    cannot be loaded or has no speedup.
     """
     run, label = results.run, pair.method.label
     drafted = run.steps.together(row.key for row in pair.method.rows).draft_nodes
     decoder, groups = _decoder(run, label, target), node_groups(drafted)
     kind = KIND_OF.get(decoder.name)
+    made = list[Prediction]()
     for batch_size, tau, measured in _measured(results, pair):
-        limits = [(None if len(groups) == 1 else n, n, share) for n, share in groups]
-        ratio = _ratio([(conditions.cost(decoder, limit, batch_size), n, share) for limit, n, share in limits])
-        kind_ratio = ratio if kind == SD else None  # `ssbench plan --draft` measures the method itself
-        if kind not in (None, SD):
-            drafters = (
-                (untrained(kind, target, max(1, n)), n, share) for n, share in groups
-            )  # one in memory at a time
-            kind_ratio = _ratio([(conditions.cost(one, n, batch_size), n, share) for one, n, share in drafters])
-        yield Prediction(label, batch_size, tau, float(np.mean(drafted)), measured, ratio, kind, kind_ratio)
+        what = f"{label} with batch size {batch_size}" if batch_size > 1 else label
+        with _reasons(left_out, what):
+            limits = [(None if len(groups) == 1 else n, n, share) for n, share in groups]
+            ratio = _ratio([(conditions.cost(decoder, limit, batch_size), n, share) for limit, n, share in limits])
+            made.append(Prediction(label, batch_size, tau, float(np.mean(drafted)), measured, ratio, kind, None))
+            if kind == SD:  # `ssbench plan --draft` measures the method itself
+                made[-1].kind_ratio = ratio
+            elif kind is not None:
+                with _reasons(left_out, f"{what} by an untrained drafter"):
+                    costs = [
+                        (_untrained_cost(conditions, kind, target, n, batch_size), n, share) for n, share in groups
+                    ]
+                    made[-1].kind_ratio = _ratio(costs)
+    return made
+
+
+def _untrained_cost(conditions: _Conditions, kind: str, target: Target, nodes: int, batch_size: int) -> StepCost:
+    return conditions.cost(untrained(kind, target, max(1, nodes)), nodes, batch_size)
 
 
 def _measured(results: Results, pair: PairedCost) -> Iterator[tuple[int, float, float]]:
@@ -289,10 +316,12 @@ def print_predictions(made: PredictedRun) -> None:
         print_table(columns, [list(own) for _, own in groupby(made.predictions, key=lambda row: row.method)])
         pairs = list(made.pairs())
         wrong = [text for as_measured, text in pairs if not as_measured]
-        print(f"order: {len(pairs) - len(wrong)} of {len(pairs)} pairs of methods, ar among them, are as measured")
+        n_right = len(pairs) - len(wrong)
+        print(f"order of these speedups, and of ar: {n_right} of {len(pairs)} pairs are as measured")
         print(*(f"reversed: {text}\n" for text in wrong), sep="", end="")
-    if names := made.without_kind():
-        print(f"no kind of drafter stands for: {', '.join(names)}")
+    print_noise(made.ar_rows)
+    if made.without_kind:
+        print(f"no kind of drafter stands for: {', '.join(made.without_kind)}")
     for label, why in made.left_out.items():
         print(f"not predicted: {label}: {why}")
     if made.changed:

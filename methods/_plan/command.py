@@ -96,7 +96,7 @@ def command(
         print(f"profile: {about}")
     _print(target, rows)
     for row in best:
-        _print_best(row, [other for other in rows if _place(other) == _place(row)], str(found and found.method))
+        _print_best(row, [other for other in rows if _condition(other) == _condition(row)], str(found and found.method))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def _check_alone(ctx: typer.Context) -> None:
 
     for name in ctx.params.keys() - WITH_RUN:
         if ctx.get_parameter_source(name).name != "DEFAULT":  # type: ignore[union-attr]
-            raise UserError(f"--against does not go with {flag(name)}: the run has it")
+            raise UserError(f"--against does not go with {flag(name)}: leave it out")
 
 
 def _against(path: Path, steps: int, trust_remote_code: bool, as_json: bool) -> None:
@@ -148,8 +148,8 @@ def _counts(nodes: str, found: Profile | None) -> list[int]:
     """Return the numbers of draft tokens, those of the profile among them. Raises UserError for other text."""
     counts = {*_numbers(nodes, "--nodes", 1, MOST_DRAFTED)}
     stated = [] if found is None else sorted(found.mean_lengths())
-    if stated and not 1 <= stated[0] <= stated[-1] <= MOST_DRAFTED:
-        raise UserError(f"--profile: its draft tokens per step must be 1 to {MOST_DRAFTED}, not {stated[-1]}")
+    if wrong := [count for count in stated if not 1 <= count <= MOST_DRAFTED]:
+        raise UserError(f"--profile: its draft tokens per step must be 1 to {MOST_DRAFTED}, not {wrong[0]}")
     return sorted(counts.union(stated))
 
 
@@ -192,13 +192,13 @@ def _measured(target: Target, draft: Target | None, shape: Shape) -> Iterator[di
 
     kinds = (LOOKUP, MEDUSA, SS, EAGLE, *([SD] if draft else []))
     for kind, context, batch_size, count in product(kinds, shape.contexts, shape.batch_sizes, shape.counts):
-        place = {"drafter": kind, "context": context, "batch_size": batch_size}
+        condition = {"drafter": kind, "context": context, "batch_size": batch_size}
         try:
             decoder = untrained(kind, target, count, shape.draft_vocab, draft)
             with memory_given_back(decoder):
                 cost = step_cost(decoder, context, shape.steps, batch_size)
             speedups = {f"{tau:g}": tau / cost.ratio for tau in TAUS if tau <= cost.nodes + 1}
-            yield place | asdict(cost) | {"speedup": speedups}
+            yield condition | asdict(cost) | {"speedup": speedups}
         except UserError as error:
             of = f"{kind} with {count} draft tokens, batch size {batch_size} and {context:,} tokens of context"
             warnings.warn(f"{of} is left out: {error}", stacklevel=2)
@@ -206,7 +206,7 @@ def _measured(target: Target, draft: Target | None, shape: Shape) -> Iterator[di
             target.graphs.evict()  # a recording needs the cache that it was made over
 
 
-def _place(row: dict[str, Any]) -> tuple[int, int]:
+def _condition(row: dict[str, Any]) -> tuple[int, int]:
     """Return the context and the batch size of a row."""
     return row["context"], row["batch_size"]
 
@@ -219,8 +219,8 @@ def _with_profile(row: dict[str, Any], found: Profile | None, kind: str | None) 
 
 def _best(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the row with the largest speedup of the profile for each context and batch size."""
-    predicted = sorted((row for row in rows if "profile_tau" in row), key=_place)
-    return [max(own, key=lambda row: row["profile_speedup"]) for _, own in groupby(predicted, key=_place)]
+    predicted = sorted((row for row in rows if "profile_tau" in row), key=_condition)
+    return [max(own, key=lambda row: row["profile_speedup"]) for _, own in groupby(predicted, key=_condition)]
 
 
 def _print(target: Target, rows: list[dict[str, Any]]) -> None:
@@ -255,24 +255,29 @@ def _print(target: Target, rows: list[dict[str, Any]]) -> None:
         columns.append(Column("profile_tau", "τ of profile", lambda row: format_number(row.get("profile_tau"))))
         columns.append(Column("profile_speedup", "speedup", lambda row: format_speedup(row.get("profile_speedup"))))
     print_table(columns, [list(own) for _, own in groupby(rows, key=lambda row: row["drafter"])])
+    print_noise(rows)
+
+
+def print_noise(rows: Iterable[dict[str, Any]]) -> None:
+    """Print a line for each context and batch size at which steps of `ar` took unequally long."""
     for (context, batch_size), least, most in _noisy(rows):
         where = f"with batch size {batch_size} and {context:,} tokens of context"
         print(f"noisy: a step of ar {where} took {least:.2f} ms in one row and {most:.2f} ms in another; raise --steps")
 
 
 def _noisy(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[tuple[int, int], float, float]]:
-    """Yield places whose steps of `ar`, which are measured again for each row, took unequally long: least, most."""
-    for place, own in groupby(sorted(rows, key=_place), key=_place):
+    """Yield (context, batch size) at which `ar`, measured again for each row, took unequally long: least, most."""
+    for condition, own in groupby(sorted(rows, key=_condition), key=_condition):
         times = [row["ar_ms"] for row in own]
         if max(times) > NOISY * min(times):
-            yield place, min(times), max(times)
+            yield condition, min(times), max(times)
 
 
 def _print_best(best: dict[str, Any], rows: list[dict[str, Any]], method: str) -> None:
     """Print the expected speedup of a profile for a context and a batch size. rows: of this context and batch size."""
     tried = sorted(row["nodes"] for row in rows if "profile_tau" in row)
     options = f"best of {', '.join(map(str, tried))}" if len(tried) > 1 else "the only number that the profile has"
-    speedup, place = best["profile_speedup"], f"batch size {best['batch_size']}, {best['context']:,} tokens of context"
+    speedup, where = best["profile_speedup"], f"batch size {best['batch_size']}, {best['context']:,} tokens of context"
     verdict = f"{speedup:.2f}× while decoding with {best['nodes']} draft tokens ({options})"
     doubts = [*(["it does not pay"] if speedup <= 1 else []), *(["noisy"] if [*_noisy(rows)] else [])]
-    print(f"expected of {method}, {place}: {'; '.join([verdict, *doubts])}")
+    print(f"expected of {method}, {where}: {'; '.join([verdict, *doubts])}")

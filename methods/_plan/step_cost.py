@@ -101,9 +101,9 @@ class Forced(DecoderWrapper):
         """Verify, so that its time is in the step; then keep the first child of the root, and what follows it."""
         honest = verify(output.logits[0], tree, state.sampling, state.rng)
         path = [0, *tree.topology.children()[0][: KEPT - 1]]
-        places = [(len(state.ids) + i) % len(self.text) for i in range(len(path))]
-        last = self.on_device[places[-1] : places[-1] + 1]
-        return VerifyResult(path, [self.text[place] for place in places], last, honest.root, honest.max_logits)
+        positions = [(len(state.ids) + i) % len(self.text) for i in range(len(path))]
+        last = self.on_device[positions[-1] : positions[-1] + 1]
+        return VerifyResult(path, [self.text[i] for i in positions], last, honest.root, honest.max_logits)
 
 
 def untrained(

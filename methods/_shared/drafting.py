@@ -34,7 +34,7 @@ VOCABULARY = "draft_vocab"  # the option, which advice may set for any tree
 class DrafterDecoder(Decoder):
     """A decoder with a drafter and config.json from a folder. config: {} for random weights.
 
-    shared: further arguments of the constructor, which decoders with the same drafter and other options get too.
+    constructor_args: further arguments of the constructor, also of decoders with the same drafter and other options.
     """
 
     Options: ClassVar[Any]
@@ -43,7 +43,7 @@ class DrafterDecoder(Decoder):
     other_options: ClassVar[tuple[str, ...]] = ()  # options of other methods that use the same folder
     weight_names: ClassVar[tuple[str, ...]] = ()  # files of the drafter alone, in a folder that may have more
     target_copies: ClassVar[Copies] = {}  # tensors of the folder that the target has too
-    shared: tuple[Any, ...] = ()
+    constructor_args: tuple[Any, ...] = ()
 
     def __init__(self, target: Target, options: Any, drafter: Any, config: dict[str, Any] | None = None) -> None:
         super().__init__(target, options)
@@ -83,7 +83,7 @@ class DrafterDecoder(Decoder):
         base.require_hidden_eq_embedding(cls.name)
 
     @classmethod
-    def source(cls, options: Any, base: ModelInfo) -> tuple[Any, str, dict[str, Any]]:
+    def resolve_weights(cls, options: Any, base: ModelInfo) -> tuple[Any, str, dict[str, Any]]:
         """Return the options with `weights`, the bundled folder if that is empty, and advice that selects it."""
         return options, cls.bundled_folder, {}
 
@@ -128,7 +128,7 @@ class DrafterDecoder(Decoder):
     def check(cls, options: Any, base: ModelInfo) -> dict[str, Any]:
         """Check the drafter's configuration, file and shapes, and the options; return the advised ones."""
         cls.require(base)
-        options, bundled, selected = cls.source(options, base)
+        options, bundled, selected = cls.resolve_weights(options, base)
         path = checkpoint.find_drafter(options.weights, cls.name, base, bundled)
         if path is None:
             return {}
@@ -146,7 +146,7 @@ class DrafterDecoder(Decoder):
     def load(cls, target: Target, options: Any) -> Self:
         """Load the drafter that the user named, or the one bundled with the model."""
         cls.require(target)
-        options, bundled, selected = cls.source(options, target)
+        options, bundled, selected = cls.resolve_weights(options, target)
         path = checkpoint.drafter_folder(options.weights, cls.name, target, bundled)
         drafted = cls.drafted_model_info(target, path)
         drafter, config = cls.read(options, path, drafted, checkpoint.read_tensors)
@@ -163,7 +163,7 @@ class DrafterDecoder(Decoder):
     def with_options(self, options: Any) -> Self:
         """Return the same drafter with other options."""
         options, _ = self.advised_by(options, self.config, self.target, Path("config.json"))
-        return type(self)(self.target, options, self.drafter, self.config, *self.shared)
+        return type(self)(self.target, options, self.drafter, self.config, *self.constructor_args)
 
 
 def vocabulary_of(options: Any, drafter: Any, base: ModelInfo, method: str) -> DraftVocabulary:

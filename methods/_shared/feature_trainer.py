@@ -70,14 +70,20 @@ class FeatureTrainer(DrafterTrainer):
             labels: int64 [n], the target's ids of the tokens.
         """
         log_q = self.module.logits(states, self.target).log_softmax(-1, dtype=torch.float32)
-        p = None if self.options.loss == "ce" else self.base_probs(true)
+        p = None if self.options.loss == "ce" else self.base_probs(true, self.options.loss)
         return self.token_losses(self.options.loss, log_q, labels, p).sum(), self.correct(log_q, labels)
 
-    def base_probs(self, true: Tensor) -> Tensor:
-        """Return the target's probabilities [n, draft vocabulary] in states [n, h]; they may sum to less than 1."""
-        with torch.no_grad():
-            p, vocab_ids = self.target.logits(true).softmax(-1, dtype=torch.float32), self.module.vocab_ids
-            return p if vocab_ids is None else p[:, vocab_ids]
+    @torch.no_grad()
+    def base_probs(self, true: Tensor, kind: LossKind) -> Tensor:
+        """Return the target's probabilities [n, draft vocabulary] in states [n, h].
+
+        They sum to less than 1 if other tokens are probable, but with kl, which excludes these.
+        """
+        logits, vocab_ids = self.target.logits(true), self.module.vocab_ids
+        if vocab_ids is not None and kind == "kl":
+            return logits[:, vocab_ids].softmax(-1, dtype=torch.float32)
+        p = logits.softmax(-1, dtype=torch.float32)
+        return p if vocab_ids is None else p[:, vocab_ids]
 
     def token_losses(self, kind: LossKind, log_q: Tensor, labels: Tensor, p: Tensor | None) -> Tensor:
         """Return the loss [n] of draft distributions log_q [n, draft vocabulary] at labels int64 [n].

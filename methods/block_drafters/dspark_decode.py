@@ -98,7 +98,7 @@ class DSpark(DFlash):
     ) -> None:
         super().__init__(target, options, drafter, config)
         self.measured_times = {} if measured_times is None else measured_times
-        self.shared = (self.measured_times,)
+        self.constructor_args = (self.measured_times,)
         if options.verified_length == "measured":
             if self.chain_length not in self.measured_times:
                 self.measured_times[self.chain_length] = self._measure()

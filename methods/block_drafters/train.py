@@ -323,7 +323,7 @@ class DSparkTrainer(DFlashTrainer):
             labels: int64 [n], the text's token; -100 = no loss.
             memory: [n, s], the correction's state.
         """
-        drafter, p = self.module, self.base_probs(true)
+        drafter, p = self.module, self.base_probs(true, "tv")
         logits, memory = drafter.correction.step(drafter.logits(states, self.target), states, before, memory)
         log_q = logits.log_softmax(-1, dtype=torch.float32)
         losses = self.token_losses(self.options.loss, log_q, labels, p)

@@ -84,7 +84,7 @@ class EagleDecoder(FeatureDecoder):
         self, target: Target, options: Any, drafter: Drafter, config: dict[str, Any], layers: Sequence[int] = (FINAL,)
     ) -> None:
         super().__init__(target, options, drafter, config, layers)
-        self.slots, self.shared = Slots(self), (self.layers,)
+        self.slots, self.constructor_args = Slots(self), (self.layers,)
 
     @classmethod
     def layers_of(cls, options: Any, config: dict[str, Any], base: ModelInfo, path: Path) -> tuple[Readings, str]:

@@ -93,7 +93,7 @@ class MTP(FeatureDecoder):
     # -- loading ------------------------------------------------------------------------------------------------
 
     @classmethod
-    def source(cls, options: MTPOptions, base: ModelInfo) -> tuple[MTPOptions, str, dict[str, Any]]:
+    def resolve_weights(cls, options: MTPOptions, base: ModelInfo) -> tuple[MTPOptions, str, dict[str, Any]]:
         """Return the options with the model's own folder or hub id as weights, if its type has MTP layers."""
         if not options.weights and base.config.model_type in NATIVE and not base.bundled_drafter(cls.bundled_folder):
             name = public_name(base)

@@ -117,7 +117,7 @@ class SpeculativeStreaming(DrafterDecoder):
         self.fuses = not self.head_rows and self.settings.most_tokens() <= self.most_fused
         if conditioning is None or conditioning.vocabulary.selected != self.vocabulary.selected:
             conditioning = StreamConditioning(target, drafter, self.vocabulary)
-        self.conditioning, self.shared = conditioning, (conditioning,)
+        self.conditioning, self.constructor_args = conditioning, (conditioning,)
         conditioning.prepare()
         self._stream_rows: Tensor | None = None  # [m, gamma, V], stream logits of this step; None = not fused
         self._drafted = TreeTensors()
@@ -130,7 +130,7 @@ class SpeculativeStreaming(DrafterDecoder):
         base.require_layer_access(cls.name)
 
     @classmethod
-    def source(cls, options: Any, base: ModelInfo) -> tuple[Any, str, dict[str, Any]]:
+    def resolve_weights(cls, options: Any, base: ModelInfo) -> tuple[Any, str, dict[str, Any]]:
         """Set `root` and `parent` as the bundled folder advises; conditioned lossless streams have their own folders.
 
         The two options select one bundled folder, so advice on both is ignored if either or `weights` is given.

@@ -92,7 +92,7 @@ class UNO(DrafterDecoder):
         self.size, self.tree_nodes = self.resolve_options(options, config or {}, drafter, target)
         super().__init__(target, options, drafter, config)
         self.blocks = gated_blocks(target, self.drafter, first=1) if blocks is None else blocks
-        self.shared = (self.blocks,)
+        self.constructor_args = (self.blocks,)
         self.windows = {block.window for block in self.blocks}
         self.noise = noise_table(target.vocab_size, self.size - 1, target.device)
         self.visible = torch.ones(self.size, self.size, dtype=torch.bool, device=target.device).tril()

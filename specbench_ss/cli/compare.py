@@ -19,17 +19,13 @@ from specbench_ss.results.compare import (
     OTHER_MACHINE,
     OTHER_THREADS,
     ComparedRow,
-    Limit,
     RunComparison,
     as_record,
-    broken,
     compare,
     judged,
-    not_judged,
-    read_limits,
-    undecided,
 )
 from specbench_ss.results.comparison_text import NAMES, change_columns, comparison_finding, interval_text
+from specbench_ss.results.limits import Limit, broken, not_judged, read_limits, undecided
 from specbench_ss.results.ranking import NO_MEAN
 from specbench_ss.results.summary import OVERALL
 from specbench_ss.results.table import Column

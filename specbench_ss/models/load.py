@@ -381,8 +381,9 @@ def _load_error(source: str, error: BaseException) -> UserError:
         return UserError(f"cannot load model {source!r}: its weights have more than tensors and may run code")
     stated = isinstance(error, (OSError, ValueError, RuntimeError, ImportError))
     reason = "" if stated else "; a value in its files is 0 or of another kind than transformers expects"
-    if constants.HF_HUB_OFFLINE and find_folder(source) is None:
-        reason = "; HF_HUB_OFFLINE is set: only models in the hub's cache can be loaded"
+    local = find_folder(source) is not None or gguf_file(source) is not None
+    if constants.HF_HUB_OFFLINE and not local and not isinstance(try_to_load_from_cache(source, "config.json"), str):
+        reason = "; the hub is offline, and its cache does not have the model"
     return UserError(f"cannot load model {source!r}: {first_line(error)}{reason}")
 
 

@@ -382,8 +382,9 @@ def check_out(where: OutputOptions) -> bool:
             raise UserError(f"cannot write to {where.out}: {existing} is not a folder")
         content = [p for p in where.out.iterdir() if p.suffix != ".tmp"] if where.out.exists() else []
         if content and not where.resume:
-            why = "is not empty, and a process may be writing to it" if in_use(where.out) else "is not empty"
-            raise UserError(f"{where.out} {why}; use another directory, or --resume to continue that run")
+            if in_use(where.out):
+                raise UserError(f"{where.out} is not empty, and a process may be writing to it; use another directory")
+            raise UserError(f"{where.out} is not empty; use another directory, or --resume to continue that run")
         if content and not (where.out / MANIFEST).exists():
             raise UserError(f"{where.out} is not a run directory: it has no {MANIFEST}")
     check_place(where.out)
