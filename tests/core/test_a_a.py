@@ -15,6 +15,7 @@ from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.records import Run, SampleRecord, Steps
 from specbench_ss.stats.intervals import FEWEST
+from tests.tiny import thorough
 
 RECORDED = Path(__file__).parent / "a_a_timings.csv.bz2"  # of runs with --methods ar,ar
 
@@ -47,6 +48,7 @@ def recorded() -> dict[str, Run]:
     return {name: Run(Path(), manifest, found, Steps.from_samples({})) for name, found in rows.items()}
 
 
+@thorough
 def test_recorded_timings_of_the_reference_twice_are_not_distinguishable() -> None:
     runs = recorded()
     verdicts = [
@@ -57,6 +59,7 @@ def test_recorded_timings_of_the_reference_twice_are_not_distinguishable() -> No
     assert verdicts.count("not significant") >= 95
 
 
+@thorough
 def test_the_same_timings_with_a_method_that_is_faster_are_reported_apart() -> None:
     """Intervals are not wide for nothing: on the same recordings, noisy as they are, half the time is reported
     apart."""

@@ -30,7 +30,7 @@ from tests.architectures import BY_CONFIGURATION, DRIVEN, TRIED, VOCAB, random_m
 from tests.checks import plain
 from tests.cli import failing
 from tests.methods.train.tokenizers_made import made_tokenizer
-from tests.tiny import THOROUGH, few
+from tests.tiny import THOROUGH, few, thorough
 
 PROMPT, TOKENS = [5, 9, 11, 6, 30, 22, 41, 8], 30  # past the windows, which are 9 wide
 
@@ -148,6 +148,7 @@ def test_a_folder_is_loaded_and_answers(folders: dict[str, str], kind: str) -> N
     assert len(generate(Autoregressive(target), PROMPT, StopParams(5), SamplingParams()).tokens) == 5
 
 
+@thorough
 def test_heads_are_trained_for_a_model_that_is_not_taken_apart(
     folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

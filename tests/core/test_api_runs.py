@@ -14,7 +14,7 @@ import pytest
 from specbench_ss import Target, UserError, load_method, load_model, load_run, run
 from specbench_ss.cli.main import main
 from specbench_ss.results import summary
-from tests.tiny import tiny_model
+from tests.tiny import thorough, tiny_model
 
 SMALL: dict[str, Any] = {"tasks": "qa", "limit": 1, "max_new_tokens": 6, "warmup": 0}
 TIMES = (
@@ -38,6 +38,7 @@ def compared(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[[name for name in frame.columns if not (name.endswith(TIMES) or name.startswith(TIMES[1:]))]]
 
 
+@thorough
 def test_a_run_is_summarised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The terminal's tables, the report and the Parquet file of the summary have one summary."""
     made: list[Any] = []
@@ -77,6 +78,7 @@ def test_a_run_is_silent_and_equals_that_of_the_command(
     assert "model='<lab>'" in given.manifest["command"][0] and sys.argv[0] not in str(given.manifest)
 
 
+@thorough
 def test_a_run_goes_on_where_it_was_left(tmp_path: Path) -> None:
     first = run("pld", out=tmp_path / "run", device="cpu", **SMALL)
     rows = tmp_path / "run" / "samples.jsonl"
@@ -111,6 +113,7 @@ class Nothing(Decoder):
 """
 
 
+@thorough
 def test_a_plugin_may_change_from_run_to_run(tiny: Target, tmp_path: Path) -> None:
     file = tmp_path / "nothing.py"
     for text in (PLUGIN, PLUGIN.replace("drafts nothing", "still drafts nothing")):

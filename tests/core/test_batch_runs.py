@@ -15,7 +15,7 @@ from specbench_ss.reports.summary_files import JsonReport, MarkdownReport
 from specbench_ss.results.analysis import Results, analyse
 from specbench_ss.results.checks import served_checks
 from specbench_ss.runs.run_dir import read_concurrency, read_run
-from tests.tiny import few
+from tests.tiny import few, thorough
 
 QUESTIONS = [
     {"question_id": 1, "category": "a", "turns": ["What is 3 plus 4?", "And plus 5?"]},
@@ -79,6 +79,7 @@ def test_sampled_answers_at_a_time_are_tested(
     assert [text.partition(":")[0] for text in stated] == ["pld"] * biased
 
 
+@thorough
 def test_a_level_that_was_not_finished_is_made_again(
     asked: Path, finished: tuple[Path, Results], tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from specbench_ss.models.checkpoint import belongs_to, own_fields
 from specbench_ss.models.load import load_model_info
 from specbench_ss.models.resolve import LAB, ORIGIN
 from tests import gguf_made
+from tests.tiny import thorough
 
 NAME = "smollm2"
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -96,6 +97,7 @@ def test_drafters_of_other_weights_are_refused(fetched: Path) -> None:
         load_method("medusa", load_model(str(fetched)))
 
 
+@thorough
 def test_the_same_weights_elsewhere_have_them_without_a_warning(
     elsewhere: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
@@ -104,6 +106,7 @@ def test_the_same_weights_elsewhere_have_them_without_a_warning(
     assert not method.load_warnings and not [w for w in recwarn if "rounding" in str(w.message)]
 
 
+@thorough
 def test_another_rounding_has_them_with_one_line_in_the_run(
     elsewhere: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +123,7 @@ def test_another_rounding_has_them_with_one_line_in_the_run(
     assert sum("by rounding, or by a fine-tune" in text for text in kept) == 1
 
 
+@thorough
 def test_outputs_of_another_rounding_are_its_own(elsewhere: Path) -> None:
     target = load_model(str(changed(elsewhere, in_bfloat16)), dtype="float32", device="cpu")
     ids = target.encode_chat([{"role": "user", "content": "What is the sum of 12 and 30?"}])

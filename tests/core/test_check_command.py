@@ -20,6 +20,7 @@ from specbench_ss.engine.tree import DraftTree
 from specbench_ss.options import MethodSpec
 from tests.cli import failing
 from tests.core import test_conformance as broken
+from tests.tiny import thorough
 
 
 class Failing(broken.Honest):
@@ -74,6 +75,7 @@ def test_what_is_broken_is_shown_with_its_example_and_fails(capsys: pytest.Captu
     assert any(line.split()[:2] == ["ok", "description"] for line in lines)
 
 
+@thorough
 def test_all_of_them_and_who_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--all"]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == ("2 of 5 methods pass all checks; failed: hasty, shy, failing")

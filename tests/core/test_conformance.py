@@ -460,6 +460,7 @@ def test_an_exact_sampler_passes(kind: type[Decoder]) -> None:
     assert [result.verdict for result in results] == ["ok", "ok"]
 
 
+@thorough
 def test_a_check_that_tested_nothing_is_untested() -> None:
     class DraftsNothing(Chain):
         def propose(self, state: DecodeState) -> DraftTree:
@@ -507,6 +508,7 @@ def test_what_is_no_check_or_architecture_is_one_line(given: dict[str, Any], tex
         check_decoder(Honest, **given)
 
 
+@thorough
 def test_a_lossy_method_is_exempt_where_it_is_lossy_and_nowhere_else() -> None:
     kit = CheckRunner(Lossy, ["llama"])
     found = {result.check.name: result for result in kit.results()}
@@ -528,6 +530,7 @@ def test_a_failure_reads_well() -> None:
     assert found.startswith("  found     token ")
 
 
+@thorough
 def test_an_instance_of_more_words_is_tested_by_all_checks() -> None:
     """Together with one that needs fewer."""
 

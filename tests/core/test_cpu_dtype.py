@@ -16,6 +16,7 @@ from specbench_ss.models import cpu_dtype
 from specbench_ss.models.cpu_dtype import chosen_dtype
 from tests.architectures import random_model
 from tests.methods.train.tokenizers_made import made_tokenizer
+from tests.tiny import thorough
 
 pytestmark = pytest.mark.dtype_of_processor
 CONFIG = LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
@@ -65,6 +66,7 @@ def test_no_configuration_is_read_where_there_is_no_choice() -> None:
     assert chosen_dtype("auto", "cpu", "lab", never) == ("float32", "")
 
 
+@thorough
 def test_a_run_computes_in_it_states_so_and_goes_on_in_it(
     flags: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

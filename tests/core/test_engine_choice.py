@@ -33,7 +33,7 @@ from specbench_ss.suite import SuiteData
 from specbench_ss.tuning.search import Cost, Measurements
 from specbench_ss.tuning.session import DecoderBench, TuneResult
 from tests import fabricated
-from tests.tiny import few
+from tests.tiny import few, thorough
 
 
 @pytest.fixture
@@ -90,6 +90,7 @@ def test_a_run_goes_on_by_the_engine_that_it_was_begun_with(
         assert not reported
 
 
+@thorough
 def test_on_a_cpu_it_makes_no_difference_how_the_engine_was_asked_for(tmp_path: Path, lab: Target) -> None:
     begun = short_run(tmp_path, engine="eager")
     assert engine_of(begun) == "eager"
@@ -99,6 +100,7 @@ def test_on_a_cpu_it_makes_no_difference_how_the_engine_was_asked_for(tmp_path: 
     assert engine_of(lab_is_given) == "eager"
 
 
+@thorough
 def test_a_model_by_name_goes_on_with_what_a_loaded_one_began(
     tmp_path: Path, replayed: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +162,7 @@ def test_tuning_measures_no_answer_during_which_a_pass_was_recorded(
 # -- several requests at a time --------------------------------------------------------------------------------------
 
 
+@thorough
 def test_a_loaded_model_makes_the_whole_of_a_run_with_several_requests_by_eager_steps(
     replayed: Target, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
@@ -216,6 +219,7 @@ def test_a_method_with_a_model_of_its_own_that_is_in_use_is_loaded_again_for_suc
 # -- memory ----------------------------------------------------------------------------------------------------------
 
 
+@thorough
 @pytest.mark.parametrize("engine", ["eager", "graph"])
 def test_the_peak_of_memory_is_not_reported_where_steps_are_replayed(
     engine: str, lab: Target, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

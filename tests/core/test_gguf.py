@@ -15,6 +15,7 @@ from specbench_ss.models import load
 from specbench_ss.models.gguf import dequantize, gguf_facts, gguf_origin
 from tests import gguf_made
 from tests.cli import failing
+from tests.tiny import thorough
 
 TEXTS = ("What is the sum of 12 and 30?", "two\n\n12  lines", "<|im_start|>user\nyes 4<|im_end|>\n")
 
@@ -98,6 +99,7 @@ def test_methods_decode_with_it_and_it_can_be_saved(written: tuple[Path, Any], t
     assert again.weights_hash == target.weights_hash and again.origin == {}
 
 
+@thorough
 def test_a_run_keeps_what_was_dequantised(written: tuple[Path, Any], tmp_path: Path, run_cli: Any) -> None:
     path, out = written[0], tmp_path / "out"
     prompts = tmp_path / "prompts.jsonl"

@@ -17,6 +17,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.models.devices import resolve_dtype
 from specbench_ss.models.tiny import tiny_model
 from specbench_ss.registry import method_class
+from tests.tiny import thorough
 
 needs_kernels = pytest.mark.skipif(cpu.kernels() is None, reason="there are no native kernels")
 
@@ -66,6 +67,7 @@ def test_it_is_for_cpus() -> None:
         resolve_dtype("float16-weights", "cuda:1")
 
 
+@thorough
 def test_the_lab_is_the_same_model_either_way() -> None:
     fp16_weights, plain = load_model("lab", dtype="float16-weights"), load_model("lab")
     assert all(
@@ -73,6 +75,7 @@ def test_the_lab_is_the_same_model_either_way() -> None:
     )
 
 
+@thorough
 def test_a_run_states_what_was_rounded(tmp_path: object) -> None:
     out = f"{tmp_path}/run"
     command = f"run --methods medusa,pld --tasks qa --limit 1 --max-new-tokens 8 --warmup 0 --out {out}".split()

@@ -24,7 +24,7 @@ from specbench_ss.stats.intervals import (
     strata_of,
     tail_of_each,
 )
-from tests.tiny import few
+from tests.tiny import few, thorough
 
 RNG = np.random.default_rng
 
@@ -75,6 +75,7 @@ def test_a_pull_is_how_far_the_logarithm_moves_with_a_question() -> None:
     assert found.error == pytest.approx(math.sqrt(sum(squares)), rel=1e-5)
 
 
+@thorough
 def test_degrees_of_freedom() -> None:
     """Equal questions of one task have n - 1; those of a variance of unequal normal influences are simulated."""
     assert freedom(np.ones(7), np.zeros(7, np.int64)) == pytest.approx(6)

@@ -18,6 +18,7 @@ from specbench_ss.runs.config import Load
 from specbench_ss.runs.records import ConcurrencyResult, Run, SampleRecord
 from specbench_ss.runs.run_dir import read_concurrency, read_run
 from specbench_ss.user_files import encoded
+from tests.tiny import thorough
 
 LOADS = (Load(2), Load(None, 2.0))
 
@@ -95,6 +96,7 @@ def test_goodput_counts_requests_within_all_limits(limits: dict[str, float] | No
     assert row.slo_attainment == (None if met is None else pytest.approx(met / 5))
 
 
+@thorough
 def test_tables_show_rates_and_goodput_where_there_are_some(run: Run, tmp_path: Path) -> None:
     def page() -> str:
         HtmlReport().write(analyse(run), tmp_path / "page.html")

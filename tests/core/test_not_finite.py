@@ -118,6 +118,7 @@ def test_nan_is_seen_where_all_rows_are_filtered_at_once(bad: int) -> None:
         verify_sampled(sampling.probs(logits), tree, rng)
 
 
+@thorough
 def test_a_model_with_nan_is_not_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "base"
     shutil.copytree(LAB / "base", folder)

@@ -19,6 +19,7 @@ from specbench_ss.engine.tree import DraftTree
 from specbench_ss.methods.medusa.decode import Medusa
 from specbench_ss.models.tiny import tiny_target
 from specbench_ss.runs.run_dir import read_run
+from tests.tiny import thorough
 
 TORCHS = (
     "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.00 GiB is free."
@@ -108,6 +109,7 @@ def test_other_errors_of_a_device_are_not_taken_for_it(error: Exception) -> None
     assert not ran_out(error)
 
 
+@thorough
 def test_a_sample_without_memory_is_a_failed_row_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +138,7 @@ def test_a_sample_without_memory_is_a_failed_row_and_the_run_goes_on(
     assert [row.reason for row in done.output_match if row.verdict == "not compared"] == ["the sample failed"]
 
 
+@thorough
 def test_several_requests_without_memory_are_failed_rows_of_their_level(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

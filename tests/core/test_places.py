@@ -14,9 +14,10 @@ from specbench_ss.results.analysis import analyse
 from specbench_ss.results.places import names, place_rows
 from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
-from tests.tiny import few, tiny_model
+from tests.tiny import few, thorough, tiny_model
 
 
+@thorough
 def test_parts_add_up_to_the_run(make_run: MakeRun) -> None:
     results = load_run(make_run(turns=2, repeats=2, failing=("medusa",)))
     places, whole = results.places(ends=(8, 16, 40)), {row.method: row for row in results.overall}

@@ -35,6 +35,7 @@ from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
 from tests.fabricated import paced
 from tests.served.fake_server import Clock
+from tests.tiny import thorough
 
 LIES = Path(__file__).with_name("planted_lies.py")
 REFUSED = {
@@ -268,6 +269,7 @@ def test_a_method_alone_that_does_not_load_is_an_error_before_anything_is_writte
     assert not (tmp_path / "run").exists()
 
 
+@thorough
 def test_a_run_with_a_method_that_does_not_load_is_read_again_and_resumed(questions: Path, tmp_path: Path) -> None:
     for resume in (False, True):
         done = made("honest,info-text", questions, tmp_path / "run", resume=resume)
@@ -275,6 +277,7 @@ def test_a_run_with_a_method_that_does_not_load_is_read_again_and_resumed(questi
         assert load_run(tmp_path / "run").checks
 
 
+@thorough
 def test_a_method_that_loads_no_more_states_why_until_it_loads_again(
     questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.manifest import MANIFEST
 from tests.cli import failing
+from tests.tiny import thorough
 
 BODY = """
 from dataclasses import dataclass, field
@@ -75,6 +76,7 @@ def test_it_is_listed_checked_and_forgotten(plugin: Path, capsys: pytest.Capture
     assert "no method 'nothing'" in failing(["check", "nothing"], capsys)
 
 
+@thorough
 def test_a_run_with_it_is_resumed_with_the_same_content_only(
     plugin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

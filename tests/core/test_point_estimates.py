@@ -20,6 +20,7 @@ from specbench_ss.runs.config import Load
 from specbench_ss.runs.records import ConcurrencyResult, Run
 from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
+from tests.tiny import thorough
 
 STORED = Path(__file__).parent / "point_estimates.json.gz"
 TASKS = ("overall", "qa")
@@ -75,6 +76,7 @@ def with_levels(run: Run) -> Run:
     return run
 
 
+@thorough
 def test_point_estimates_are_those_stored(make_run: MakeRun) -> None:
     """The numbers were stored before questions were resampled within tasks: only intervals and verdicts changed."""
     found, stored = dict(flat(estimates(make_run))), dict(flat(json.loads(gzip.decompress(STORED.read_bytes()))))

@@ -17,6 +17,7 @@ from specbench_ss.runs.run_dir import QUESTIONS, SAMPLES, OutputOptions, RunDir
 from specbench_ss.suite import SuiteData
 from tests import fabricated
 from tests.cli import failing
+from tests.tiny import thorough
 
 RUN = ["run", "--methods", "ar", "--limit", "1", "--tasks", "qa"]
 
@@ -147,6 +148,7 @@ def test_a_prompt_too_long_for_the_model_is_one_line_before_its_weights_are_load
     assert not out.exists()
 
 
+@thorough
 def test_all_stands_for_every_method_that_can_decode_with_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     draft = str(LAB / "draft")
     assert main(["run", "--methods", "all,ss[k=1]", "--limit", "1", "--suite", "apps", "--dry-run"]) == 0

@@ -17,6 +17,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.preset import Preset, check_writable, read_preset, write_preset
 from specbench_ss.suite import Question, SuiteData
+from tests.tiny import thorough
 
 HERE = {
     "model": "lab", "weights_hash": "a", "device": "cpu", "device_name": "EPYC", "dtype": "float32", "threads": 2,
@@ -56,6 +57,7 @@ def test_set_and_brackets_win_over_a_preset() -> None:
         method_specs("ss", [], [preset, preset])
 
 
+@thorough
 def test_a_run_applies_its_presets_and_its_manifest_states_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,7 @@ from specbench_ss.models import quantize as quantising
 from specbench_ss.models.quantize import PACKAGES
 from tests.cli import failing
 from tests.quantised import needs, quantised_target, small_model
-from tests.tiny import few
+from tests.tiny import few, thorough
 
 PROMPT = [5, 9, 5, 9, 5, 9, 7, 8]
 
@@ -63,6 +63,7 @@ def test_bytes_are_those_that_are_kept_and_numbers_those_that_they_stand_for(how
     assert quantised["weight_bytes"] < as_is["weight_bytes"] * (0.6 if how == "int8" else 0.5)
 
 
+@thorough
 def test_a_run_states_how_weights_were_kept_and_others_state_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

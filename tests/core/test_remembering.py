@@ -14,7 +14,7 @@ from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
 from tests.core.test_stats import make, step
-from tests.tiny import few
+from tests.tiny import few, thorough
 
 PLUGIN = """
 import torch
@@ -141,6 +141,7 @@ class Peeks(Decoder):
 """
 
 
+@thorough
 def test_neither_references_nor_rows_of_other_requests_are_there_while_methods_run(tmp_path: Path) -> None:
     plugin, asked = tmp_path / "peeks.py", tmp_path / "asked.jsonl"
     plugin.write_text(PEEKS.format(out=str(tmp_path / "run")))

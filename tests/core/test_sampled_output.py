@@ -140,6 +140,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return measured(tmp_path_factory.mktemp("runs") / "r", {"honest": Drafting(target())}, PLAIN, questions=16)
 
 
+@thorough
 def test_an_honest_method_passes(honest: Run) -> None:
     done = honest
     row = row_of(done, "honest")
@@ -154,6 +155,7 @@ def test_a_method_that_promises_nothing_is_not_invalid(tmp_path: Path) -> None:
     assert verdict_text.output(row, done.manifest["config"]) == "not promised, biased"
 
 
+@thorough
 def test_the_report_and_the_table_show_the_test(tmp_path: Path) -> None:
     done = measured(tmp_path / "r", {"greedy": Drafting(target(), RULES["greedy"])}, PLAIN, questions=4)
     page = page_of(analyse(done))
@@ -223,6 +225,7 @@ def test_workers_compare_the_references_sampled_answers_too(tmp_path: Path, temp
     assert len(list(shards([sample], ledger, "ar", "0", 0))) == missing
 
 
+@thorough
 def test_methods_are_not_testable_where_plain_decoding_fails_the_test(tmp_path: Path) -> None:
     done = paced(measured(tmp_path / "r", {"greedy": Drafting(target(), RULES["greedy"])}, PLAIN, questions=4))
     for verdict in done.output_match:  # as where a fresh pass gives other logits than the steps
@@ -276,12 +279,14 @@ def fp16_weights(seed: int, sampling: SamplingParams, n: int = 5000, noise: floa
     return compare([fresh], tokens, offers, sampling, "bfloat16", seed)
 
 
+@thorough
 def test_false_alarms_are_as_rare_as_stated() -> None:
     """The bound holds at every level: of 200 honest methods at most a share p has evidence of p."""
     p = [bound(drawn(seed)) for seed in range(200)]
     assert sum(x <= 0.1 for x in p) / len(p) <= 0.1 and sum(x <= 0.02 for x in p) / len(p) <= 0.02
 
 
+@thorough
 def test_the_parts_of_the_test_are_distributed_as_they_should_be() -> None:
     from scipy.stats import chisquare, kstest
 

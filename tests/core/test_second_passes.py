@@ -27,6 +27,7 @@ from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.verify import verify_greedy
 from specbench_ss.runs.manifest import read_manifest
 from specbench_ss.suite import Question
+from tests.tiny import thorough
 
 QUESTIONS = [Question(f"{task}-{i}", task, ("one", "two"), ((), ()), None) for task in ("x", "y") for i in range(5)]
 FEW: dict[str, Any] = {"limit": 1, "tasks": "qa,math_reasoning", "max_new_tokens": 12, "warmup": 0}
@@ -77,6 +78,7 @@ def test_a_step_is_written_down_with_what_became_of_each_node() -> None:
     assert step.text == ["<9>", "<5>", "<6>", "<7>"] and step.q is None
 
 
+@thorough
 def test_recorded_drafts_report_the_answer_again(made: Path) -> None:
     results = load_run(made)
     samples = results.samples.set_index(["method", "question_id"])
@@ -115,6 +117,7 @@ def test_a_trace_opens_and_adds_up(made: Path) -> None:
     assert machine.loc["ar", "trace_busy_share"] == traces["ar"]["busy_share"]
 
 
+@thorough
 def test_an_interrupted_run_has_its_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -125,6 +128,7 @@ def test_an_interrupted_run_has_its_traces(tmp_path: Path, monkeypatch: pytest.M
     assert list(read_manifest(tmp_path / "run")["traces"]) == ["ar", "pld"]
 
 
+@thorough
 def test_a_trace_that_fails_leaves_no_prompt_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def leave(*_: Any) -> None:
         raise SystemExit
@@ -136,6 +140,7 @@ def test_a_trace_that_fails_leaves_no_prompt_behind(tmp_path: Path, monkeypatch:
     assert reset == ["ar", "pld"] and all(done.samples["status"] == "ok")
 
 
+@thorough
 def test_resuming_makes_only_what_is_missing(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     announced: list[int] = []
     monkeypatch.setattr(NullCallbacks, "on_recording", lambda self, answers: announced.append(answers))

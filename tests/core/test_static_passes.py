@@ -42,7 +42,7 @@ from specbench_ss.results.summary import summarise
 from specbench_ss.runs.run_dir import read_run
 from tests.cli import failing
 from tests.frozen import called, frozen
-from tests.tiny import METHODS, THOROUGH, few, instances
+from tests.tiny import METHODS, THOROUGH, few, instances, thorough
 
 pytestmark = pytest.mark.usefixtures("torch_kernels_in_module")  # the stand-in for a graph records torch's operators
 
@@ -199,6 +199,7 @@ def baked(past: int) -> Callable[..., tuple[torch.Tensor]]:
     return lambda _, x: (x + past,)
 
 
+@thorough
 @torch.inference_mode()
 def test_what_was_recorded_of_a_drafter_that_is_gone_goes_with_it() -> None:
     target = tiny_target("llama", words=61)
@@ -317,6 +318,7 @@ def test_what_cannot_be_recorded_is_run_eagerly_and_not_tried_again() -> None:
     assert len(tried) == len(target.graphs.failed_captures) + target.graphs.n_captures
 
 
+@thorough
 @torch.inference_mode()
 def test_a_drafts_passes_are_replayed_and_counted_with_those_of_its_target() -> None:
     target = tiny_target("llama", words=61)
@@ -433,6 +435,7 @@ def test_passes_of_a_training_are_not_counted() -> None:
     assert not passes.fallbacks
 
 
+@thorough
 def test_a_run_states_which_passes_were_run_eagerly(tmp_path: Path) -> None:
     target = load_model("lab", dtype="float32")
     target.graphs = CudaGraphRunner(run_eagerly, (1, 4))
@@ -645,6 +648,7 @@ def test_numbers_that_are_not_finite_stay_in_no_later_request() -> None:
     assert generate(decoder, PROMPTS[0], StopParams(8), SamplingParams()).tokens == expected
 
 
+@thorough
 @pytest.mark.parametrize("broken_off", [False, True])
 @torch.inference_mode()
 @pytest.mark.parametrize("name", CACHING if THOROUGH else CACHING[::3])
@@ -675,6 +679,7 @@ def test_a_drafters_numbers_that_are_not_finite_stay_in_no_later_request(
     assert cached
 
 
+@thorough
 def test_an_answer_during_which_a_pass_was_recorded_is_given_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from specbench_ss.runs.run_dir import RunDir
 from specbench_ss.suite import SuiteData
 from tests import fabricated
 from tests.conftest import MakeRun
-from tests.tiny import THOROUGH
+from tests.tiny import THOROUGH, thorough
 
 REPLACEMENTS: tuple[Any, ...] = (None, [], {}, "x", -7)
 CHANGES = ("gone", *REPLACEMENTS)
@@ -107,6 +107,7 @@ def damaged() -> Iterator[str]:
     yield from ("[" * 100_000, '{"format": 1}', "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"))
 
 
+@thorough
 def test_whatever_became_of_a_manifest_a_report_is_made_or_one_line_is_reported(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from specbench_ss import run
 from specbench_ss.cli.main import main
 from specbench_ss.runs.run_dir import read_run
+from tests.tiny import thorough
 
 PLUGIN = """
 import signal, time
@@ -49,6 +50,7 @@ def plugin(folder: Path, *names: str) -> Path:
     return file
 
 
+@thorough
 def test_samples_over_the_limit_fail_and_the_run_goes_on(tmp_path: Path) -> None:
     names = tuple(BODIES)
     given = {"tasks": "qa", "limit": 1, "warmup": 0, "max_new_tokens": 4, "out": tmp_path / "run"}
@@ -61,6 +63,7 @@ def test_samples_over_the_limit_fail_and_the_run_goes_on(tmp_path: Path) -> None
         assert error.startswith(STATED.get(name, "TimeoutError: no answer within 60 s")), (name, error)
 
 
+@thorough
 def test_a_run_is_resumed_with_another_limit(tmp_path: Path) -> None:
     """The limit is no part of what is measured; failed samples are run again."""
     file, out = plugin(tmp_path, "sleeps"), str(tmp_path / "run")

@@ -15,7 +15,7 @@ from specbench_ss.engine.layers import cpu
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
-from tests.tiny import few, tiny_model
+from tests.tiny import few, thorough, tiny_model
 
 PLUGIN = """
 import torch
@@ -47,6 +47,7 @@ def test_a_method_that_changes_the_target_while_it_loads_is_refused(tmp_path: Pa
         run("zeroes", plugin=plugin(tmp_path, True), out=tmp_path / "run", **SMALL)  # type: ignore[arg-type]
 
 
+@thorough
 def test_a_target_that_changed_during_the_run_makes_all_of_it_invalid(tmp_path: Path) -> None:
     made = run("zeroes", plugin=plugin(tmp_path, False), out=tmp_path / "run", **SMALL)  # type: ignore[arg-type]
     for results in (made, load_run(tmp_path / "run")):

@@ -46,6 +46,7 @@ def test_sampled_siblings_without_replacement_leave_the_distribution_alone(sibli
     assert agrees(counts, P)
 
 
+@thorough
 def test_second_token_of_a_path_follows_its_own_distribution() -> None:
     rows = torch.tensor([[0.0, 1.0, 0.0], [0.2, 0.3, 0.5], [1.0, 0.0, 0.0]])
     tree = DraftTree.from_parents(torch.tensor([0, 1, 2]), [-1, 0, 1])

@@ -319,6 +319,7 @@ def test_a_tree_has_the_corrected_scores_of_its_paths(parts: dict[str, int]) -> 
 # -- checkpoints ---------------------------------------------------------------------------------------------------
 
 
+@thorough
 @torch.no_grad()
 def test_the_package_speculators_computes_the_same(tmp_path: Path) -> None:
     """Its reading of a folder that is written here, its layers and its selector."""

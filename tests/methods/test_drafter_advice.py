@@ -23,6 +23,7 @@ from specbench_ss.models.resolve import LAB
 from specbench_ss.options import MethodSpec
 from specbench_ss.registry import method_options
 from specbench_ss.runs.manifest import read_manifest
+from tests.tiny import thorough
 
 SHIPPED = tuple((LAB.parent / "drafters").iterdir())
 BY_DEVICE = {"k": 3, "n_draft": 8, "cpu": {"n_draft": 2, "gamma": 2, "prune": "off"}, "cuda": {"n_draft": 12}}
@@ -123,6 +124,7 @@ def test_the_size_of_a_measured_tree_is_advice(capsys: pytest.CaptureFixture[str
     assert "ss n_draft=4, medusa nodes=4, eagle[nodes=4] nodes=4, pld length=10" in out
 
 
+@thorough
 def test_a_run_states_and_records_what_was_advised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weights = folder(tmp_path / "ss", BY_DEVICE)
     prompts = tmp_path / "own.jsonl"

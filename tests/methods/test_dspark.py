@@ -26,7 +26,7 @@ from specbench_ss.models.tiny import tiny_target
 from tests.methods import oracles
 from tests.methods.reference_drafter import Reference, draft_words, folder, layer_weights, refused
 from tests.methods.refused_runs import check_refused_run
-from tests.tiny import few, tiny_model
+from tests.tiny import few, thorough, tiny_model
 
 H, V, HEADS, KV, HD, FFN, D, B, R, MASK, WORDS = 32, 61, 4, 2, 12, 40, 2, 4, 6, 7, 40
 PROMPT = [20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9]
@@ -276,6 +276,7 @@ def test_the_length_follows_the_rule(temperature: float) -> None:
         assert answer.tokens == generate(Autoregressive(target), PROMPT, StopParams(40), SamplingParams()).tokens
 
 
+@thorough
 def test_times_are_measured_when_it_is_loaded_and_shared_by_its_copies(tmp_path: Path) -> None:
     target = tiny_target("llama", V)
     drafter = random_drafter(target)
@@ -293,6 +294,7 @@ def test_times_are_measured_when_it_is_loaded_and_shared_by_its_copies(tmp_path:
     assert full.step_times is None and not full.measured
 
 
+@thorough
 def test_each_length_is_measured_at_that_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where all drafted tokens are accepted: the number of measured steps is the same."""
     target = tiny_target("llama", V)

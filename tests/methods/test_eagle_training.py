@@ -33,7 +33,7 @@ from specbench_ss.training.distributed import DistributedContext
 from specbench_ss.training.loop import Budget, DrafterLoop
 from specbench_ss.training.masks import Documents
 from tests.methods.batches import batch_of, plain_text, text_of
-from tests.tiny import SOME, tiny_model
+from tests.tiny import SOME, thorough, tiny_model
 
 LEVELS = 3
 
@@ -97,6 +97,7 @@ def test_texts_in_a_row_stand_alone(kind: str) -> None:
             torch.testing.assert_close(ours[:, [0, 2]], theirs, atol=3e-5, rtol=1e-4)
 
 
+@thorough
 def test_the_loss_falls_what_is_saved_loads_and_a_cut_changes_nothing(tmp_path: Path) -> None:
     target = Target(tiny_model("llama"))
     text, budget = text_of(target), Budget(30, 8, 16, LEVELS, warmup=3)

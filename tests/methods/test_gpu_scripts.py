@@ -166,6 +166,7 @@ def output_match() -> dict[str, Any]:
 SMALL = ["--device", "cpu", "--dtypes", "float32", "--prompts", "1", "--tasks", "1", "--new", "8"]
 
 
+@thorough
 def test_replayed_and_not_replayed_answers_are_kept_against_each_other(
     output_match: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

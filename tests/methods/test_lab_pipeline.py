@@ -14,6 +14,7 @@ from lab.pipeline import train
 from lab.training import LabTraining, train_tokenizer, training_rows
 from specbench_ss.errors import UserError
 from specbench_ss.training.loop import CHECKPOINT
+from tests.tiny import thorough
 
 Toy = list[str]
 CUT = "cpu:9"  # where the second stage is cut off
@@ -93,6 +94,7 @@ def test_rows_are_made_once_for_a_tokenizer_and_a_budget(tmp_path: Path) -> None
     assert first.max() >= 262 > other.max()
 
 
+@thorough
 def test_without_a_training_run_cards_measures_the_shipped_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

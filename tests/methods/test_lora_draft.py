@@ -35,7 +35,7 @@ from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.training.batch import BaseStates, Batch, future_labels, pick_anchors
 from tests.cli import failing
-from tests.tiny import few, tiny_model
+from tests.tiny import few, thorough, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +62,7 @@ def options(folder: Path) -> TwoModelOptions:
     return TwoModelOptions(weights=str(folder))
 
 
+@thorough
 def test_the_draft_that_came_with_the_model_has_the_lora(lora: Path, lab: Target) -> None:
     preflight.check_methods(RunConfig((MethodSpec("sd", {"weights": str(lora)}),)))
     tuned, plain = TwoModel.load(lab, options(lora)), TwoModel.load(lab, TwoModelOptions())

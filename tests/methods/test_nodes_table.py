@@ -13,6 +13,7 @@ from specbench_ss.engine.target import Target
 from specbench_ss.options import MethodSpec
 from specbench_ss.registry import method_class, method_options
 from specbench_ss.suite import Question
+from tests.tiny import thorough
 
 BENCH: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "nodes.py"))
 
@@ -50,6 +51,7 @@ def test_the_table_holds_the_newest_weights_and_states_what_cannot_be(tmp_path: 
     assert rows[1].startswith("ar,0,3.0,") and rows[-1].startswith("space,64,") and "four masks" in rows[-1]
 
 
+@thorough
 def test_a_cell_is_measured_against_plain_decoding_and_summed(lab: Target) -> None:
     (cell,) = (c for c in BENCH["cells"](lab, ["ss, pruned from 120"]) if c.nodes == 4)
     lines = [BENCH["measured"](lab, cell, Question(f"q{i}", "qa", (text,))) for i, text in enumerate("ab")]

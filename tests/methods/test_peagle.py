@@ -29,7 +29,7 @@ from specbench_ss.models.tiny import tiny_target
 from tests.methods import oracles
 from tests.methods.reference_drafter import Reference, draft_words, folder, layer_weights, refused, watching
 from tests.methods.refused_runs import check_refused_run
-from tests.tiny import few, tiny_model
+from tests.tiny import few, thorough, tiny_model
 
 H, V, HEADS, KV, HD, FFN, K, MASK, WORDS = 32, 61, 4, 2, 12, 40, 4, 7, 40
 EPS, THETA = 1e-5, 5e4
@@ -151,6 +151,7 @@ def test_what_a_configuration_leaves_open(tmp_path: Path) -> None:
 # -- the package that writes the other layout, where it is installed -----------------------------------------------
 
 
+@thorough
 @pytest.mark.parametrize("form", [{}, {"layers": 1, "draft_vocab": 40}])
 @torch.no_grad()
 def test_the_package_speculators_computes_the_same(

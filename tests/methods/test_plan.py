@@ -33,6 +33,7 @@ from specbench_ss.methods.pld import PromptLookup
 from specbench_ss.results.acceptance_profile import read_profile
 from tests.cli import failing
 from tests.refusals import in_manifest
+from tests.tiny import thorough
 
 SMALL = ["plan", "--model", "lab", "--device", "cpu", "--dtype", "float32", "--context", "16", "--steps", "1"]
 RATES = [0.75, 0.5, 0.25]
@@ -65,6 +66,7 @@ def test_every_kind_and_number_of_nodes_has_a_row(capsys: pytest.CaptureFixture[
     assert rows[1]["draft_ms"] < rows[-1]["draft_ms"]
 
 
+@thorough
 def test_every_context_and_batch_size_has_rows_and_a_best_number(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,6 +161,7 @@ def step_of(run: Path, method: str) -> float:
     return sum(row.decode_s or 0.0 for row in rows) / sum(row.steps or 0 for row in rows)
 
 
+@thorough
 def test_predictions_are_of_the_runs_methods(lab_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert main(["plan", "--against", str(lab_run), "--steps", "2", "--json"]) == 0
@@ -205,6 +208,7 @@ def changed(run: Path, folder: Path, *keys: str, value: Any) -> str:
     return str(folder)
 
 
+@thorough
 def test_a_method_that_is_another_one_now_is_left_out(
     lab_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -245,6 +249,7 @@ def test_a_run_needs_a_baseline_and_another_method(
     assert reported in failing(["plan", "--against", str(run)], capsys)
 
 
+@thorough
 def test_a_profile_gives_speedups_of_its_kind_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = planned(capsys, "--nodes", "2", "--profile", profile(tmp_path / "p.json"))
     predicted = {row["nodes"]: row for row in rows if "profile_tau" in row}

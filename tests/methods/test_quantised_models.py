@@ -97,6 +97,7 @@ def test_the_base_stays_and_lends_what_neither_changes_nor_is_quantised(lora: Pa
     assert read and not [p for p in read if p() is not None], "a weight in full precision stays in memory"
 
 
+@thorough
 def test_a_whole_model_is_kept_as_the_base_is(tmp_path: Path) -> None:
     other = small_model(seed=5)
     other.save_pretrained(tmp_path)

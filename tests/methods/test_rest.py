@@ -43,7 +43,7 @@ from specbench_ss.training.data import load_rows
 from specbench_ss.training.self_distill import ResponseCache
 from tests.cli import failing
 from tests.methods.exactness import assert_greedy_same, p_value
-from tests.tiny import tiny_model
+from tests.tiny import thorough, tiny_model
 
 Docs = list[NDArray[np.int32]]
 EMPTY = sha256().hexdigest()[:16]  # of no tokens
@@ -122,6 +122,7 @@ def test_of_many_occurrences_those_that_are_read_lie_all_over_the_text() -> None
 # -- decoding -------------------------------------------------------------------------------------------------------
 
 
+@thorough
 def test_the_published_rule_is_reported_and_differs() -> None:
     target = Target(tiny_model("llama", vocab=7, layers=2))
     rows = REST.test_instances(target)["per-path"]()
@@ -356,6 +357,7 @@ def test_bad_files_of_rest_are_reported(base: Target, tmp_path: Path) -> None:
 # -- the command ----------------------------------------------------------------------------------------------------
 
 
+@thorough
 def test_the_command_builds_from_text_and_chats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.txt").write_text("The train to Halvik leaves at nine. " * 9)
     chat = {"messages": [{"role": "user", "content": "When?"}, {"role": "assistant", "content": "At nine."}]}
@@ -384,6 +386,7 @@ def test_the_command_builds_from_text_and_chats(tmp_path: Path, capsys: pytest.C
     assert not (tmp_path / "x").exists()
 
 
+@thorough
 def test_the_command_keeps_the_models_own_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -450,6 +453,7 @@ def test_without_the_package_that_sorts_suffixes_one_line_is_reported(
     )
 
 
+@thorough
 def test_two_builds_of_one_folder_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     build = ["datastore", "build", "--lab", "1", "--out", str(tmp_path / "out")]
     with locked(tmp_path / "out"):

@@ -121,6 +121,7 @@ def typical(tree: DraftTree) -> VerifyResult:
     return accept_typical(logits_of(tree), tree, T1)
 
 
+@thorough
 def test_deterministic_candidates_are_exact() -> None:
     """q = 1 at the candidate: accept with p(x), else leave x out."""
     for tree in (chain(0), chain(1, 0), chain(2, 1), SIBLINGS):

@@ -107,6 +107,7 @@ def test_rows_are_a_chain_and_a_group_behind_each_node() -> None:
     assert SPACE(target, SPACEOptions(), masked(target, 5)).max_tokens_per_step() == 36 == len(rows_of(6, 5).parents)
 
 
+@thorough
 def test_the_published_rule_is_reported_and_differs() -> None:
     target = Target(tiny_model("llama", vocab=7, layers=2))
     biased = SPACE.test_instances(target)["resample"]()
@@ -263,6 +264,7 @@ def test_bad_models_are_reported(tmp_path: Path) -> None:
         SPACE.check(SPACEOptions(weights=str(ours)), target)
 
 
+@thorough
 def test_the_trainer_writes_what_the_method_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "cache"))
     tokenizer, model, out = made_tokenizer("gpt", "chatml"), tmp_path / "model", tmp_path / "out"

@@ -86,6 +86,7 @@ def test_a_choice_by_what_was_drawn_would_be_seen() -> None:
     assert chisquare([seen[x] for x in range(words)], expected.tolist()).pvalue < 1e-4
 
 
+@thorough
 def test_answers_are_exact_and_the_tree_is_not_pruned() -> None:
     target = tiny_target("llama")
     decoder = streaming(target, TWO_LAYERS, SSOptions(k=3, n_draft=8, n_keep=2, sample="on"))

@@ -43,7 +43,7 @@ from tests.methods.decoders import (
     randomise,
     streaming,
 )
-from tests.tiny import SOME, WITHOUT_WINDOW, few, paths, tiny_model
+from tests.tiny import SOME, WITHOUT_WINDOW, few, paths, thorough, tiny_model
 
 LEARNT = {
     "adapter": TWO_LAYERS,
@@ -310,6 +310,7 @@ def test_segments_change_neither_loss_nor_gradients(position: StreamPosition) ->
             torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
+@thorough
 def test_training_learns_and_leaves_the_base_alone() -> None:
     target = Target(tiny_model("llama"))
     before = {k: v.clone() for k, v in target.model.state_dict().items()}

@@ -17,6 +17,7 @@ from specbench_ss.results.cost_model import pairs
 from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
+from tests.tiny import thorough
 
 
 def test_acceptance_shows_how_often_a_position_is_reached(make_run: MakeRun) -> None:
@@ -98,6 +99,7 @@ def test_the_timeline_shows_when_kernels_ran_as_long_as_the_request_took(make_ru
     assert "ssbench run --trace" not in text and 'id="timeline"' in text
 
 
+@thorough
 def test_a_lead_that_may_be_noise_has_a_badge(make_run: MakeRun) -> None:
     results = analyse(read_run(make_run(labels=("ar", "ss", "ss-shared-ar"), references={"ss": "ss-shared-ar"})))
     found = {row.method: row for row in results.overall}

@@ -25,6 +25,7 @@ from specbench_ss.results.analysis import analyse
 from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
 from tests.fabricated import fabricate
+from tests.tiny import thorough
 
 
 class Page(HTMLParser):
@@ -330,6 +331,7 @@ def test_how_long_a_request_takes_is_shown(make_run: MakeRun) -> None:
     assert [float(line[f"latency {p}"]) for p in ("p50", "p95", "p99")] == pytest.approx(list(waits))
 
 
+@thorough
 def test_the_margin_of_quality_is_an_option_of_the_report(make_run: MakeRun) -> None:
     run = make_run(labels=("ar", "ss-shared", "ss-shared-ar"), references={"ss-shared": "ss-shared-ar"}, questions=5)
     HtmlReport().write(analyse(read_run(run), 0.9), run / "report.html")

@@ -16,6 +16,7 @@ from tests.served.fake_server import Behaviour, metrics, serving
 from tests.served.test_served_runs import measured, questions
 from tests.served.test_started_servers import calm, fake, file_of, port
 from tests.served.test_started_servers import measured as started
+from tests.tiny import thorough
 
 __all__ = ["calm", "port", "questions"]  # fixtures
 BLOCKS = {"block_size": "16", "num_gpu_blocks": "1000"}
@@ -43,6 +44,7 @@ def test_the_capacity_is_that_of_the_labels_or_of_the_log(labels: Any, log: str,
     assert tuple(found.values()) == expected
 
 
+@thorough
 def test_output_and_report_show_the_capacity_of_each_server(questions: Path, tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     smaller = {**RESOLVED, "kv_cache_size_tokens": "9216", "kv_cache_max_concurrency": "2.25"}

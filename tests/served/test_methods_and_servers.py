@@ -13,6 +13,7 @@ from specbench_ss.cli.main import main
 from specbench_ss.results.parity import METHODS, PARITY, SERVERS, pairs_of
 from specbench_ss.runs.run_dir import read_run
 from tests.served.test_started_servers import calm, fake, file_of, port
+from tests.tiny import thorough
 
 __all__ = ["calm", "port"]  # fixtures
 TURNS = {"a": ["one fish", "two fish"], "b": ["red fish"]}
@@ -79,6 +80,7 @@ def test_a_pair_that_is_exact_and_one_that_differs(
     assert main(["parity", str(out / METHODS)]) == 2 and PARITY in capsys.readouterr().err
 
 
+@thorough
 def test_each_run_is_resumed(
     port: int, questions: Path, answers: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,6 +100,7 @@ def test_each_run_is_resumed(
     assert main(["parity", str(out)]) == 0
 
 
+@thorough
 def test_sampled_outputs_have_speedups_and_no_verdict(
     port: int, questions: Path, answers: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.results.parity import PARITY, differences, parity
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
+from tests.tiny import thorough
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +24,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return read_run(out)
 
 
+@thorough
 def test_a_run_is_exact_with_itself_and_every_difference_is_named(local: Run) -> None:
     found = parity(local, local)
     assert {one.method for one in found} == {"ar", "pld"} and all(one.exact for one in found)
@@ -64,6 +66,7 @@ def test_sampled_runs_are_refused(local: Run) -> None:
         parity(replace(local, manifest=manifest), local)
 
 
+@thorough
 def test_runs_without_a_common_prompt_are_refused(local: Run, tmp_path: Path) -> None:
     run("pld", limit=1, tasks="summarization", max_new_tokens=12, warmup=0, out=tmp_path / "r")
     with pytest.raises(UserError, match="no prompt in common"):

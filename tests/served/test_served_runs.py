@@ -27,6 +27,7 @@ from specbench_ss.runs.records import SampleRecord
 from specbench_ss.runs.run_dir import read_run
 from specbench_ss.suite import Question
 from tests.served.fake_server import Behaviour, Clock, Fake, serving, ticking
+from tests.tiny import thorough
 
 TWO_TURNS = {"a": ["one fish", "two fish"], "b": ["red fish"], "c": ["blue fish swims"], "d": ["old"], "e": ["new one"]}
 PROMPTS = sum(map(len, TWO_TURNS.values()))
@@ -110,6 +111,7 @@ def test_a_server_that_takes_half_the_time_is_twice_as_fast(
     assert table["n_mismatch"].sum() == 0 and table.loc["fast", "n_text_differs"] == PROMPTS
 
 
+@thorough
 def test_the_relative_step_time_of_a_server_is_its_tau_over_its_speedup(
     questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +142,7 @@ def test_the_estimate_after_warm_up_is_the_time_of_equal_answers(
     assert estimates == [(pytest.approx(made.samples["wall_s"].sum()), 2 * PROMPTS)]
 
 
+@thorough
 def test_tau_is_what_the_counters_state(questions: Path, tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     with (
@@ -389,6 +392,7 @@ def meeting(server: Fake, after: int) -> None:
     server.RequestHandlerClass = Meeting
 
 
+@thorough
 def test_levels_are_made_once_and_hold_what_was_sent(questions: Path, tmp_path: Path) -> None:
     out = tmp_path / "r"
     with serving(Behaviour(usage=True)) as one, serving(Behaviour(tokens=4)) as other:
@@ -410,6 +414,7 @@ def test_levels_are_made_once_and_hold_what_was_sent(questions: Path, tmp_path: 
     assert len(run_.concurrency) == 4 and len(run_.requests) == 4 * PROMPTS
 
 
+@thorough
 def test_rates_are_levels_of_their_own_with_the_same_arrivals_for_all_servers(questions: Path, tmp_path: Path) -> None:
     out = tmp_path / "r"
     more: dict[str, Any] = {"concurrency": "2", "rate": [200, 50], "repeats": 2, "goodput": "e2el:60000"}
@@ -498,6 +503,7 @@ def test_requests_that_find_no_thread_fail_and_do_not_count_as_failures_of_the_s
     assert any("not sent" in warning for warning in made.manifest["warnings"])
 
 
+@thorough
 def test_a_report_and_a_comparison_are_made_of_such_runs(questions: Path, tmp_path: Path) -> None:
     from specbench_ss.cli.report import write_report
     from specbench_ss.cli.run_output import show

@@ -27,7 +27,7 @@ from specbench_ss.runs.run_dir import read_run
 from specbench_ss.time_limit import time_limit
 from tests.forked import Forked
 from tests.served.fake_server import ticking
-from tests.tiny import THOROUGH, few
+from tests.tiny import THOROUGH, few, thorough
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -131,6 +131,7 @@ def test_a_server_that_fails_leaves_the_others_alone(
     assert any(re.search(stated, warning) for warning in made.manifest["warnings"]) and port_free(port)
 
 
+@thorough
 @pytest.mark.parametrize("dies_after", [5, 7] if THOROUGH else [5])
 def test_levels_start_servers_afresh_and_leave_out_one_that_dies(
     dies_after: int, port: int, questions: Path, tmp_path: Path
@@ -182,6 +183,7 @@ def test_a_run_that_is_terminated_ends_its_server(port: int, questions: Path, tm
     assert run_process.wait(60) != 0 and port_free(port)
 
 
+@thorough
 def test_a_baseline_that_fails_ends_the_run_which_can_be_resumed(port: int, questions: Path, tmp_path: Path) -> None:
     mended, out = tmp_path / "mended", tmp_path / "r"
     servers = {"plain": fake(dies_after=3, unless=str(mended)), "other": fake(tokens=4)}

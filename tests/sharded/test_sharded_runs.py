@@ -26,6 +26,7 @@ from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.runs.run_dir import read_drafts, read_run
 from specbench_ss.runs.run_options import RunOptions
 from tests.sharded.fake_ray import FakeRay
+from tests.tiny import thorough
 
 CONFIG = RunConfig(
     methods=(MethodSpec("ar"), MethodSpec("pld")),
@@ -126,6 +127,7 @@ def test_workers_make_the_run_that_one_process_makes(by: Callable[..., Run], alo
     assert sum("2 workers on one machine" in text for text in shared.manifest["warnings"]) == 1
 
 
+@thorough
 def test_the_estimate_is_of_all_workers_together(by: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
     def warm_up(self: local.LocalSession) -> None:
         self.token_s = {"ar": 3.0, "pld": 1.0}  # seconds per token
@@ -137,6 +139,7 @@ def test_the_estimate_is_of_all_workers_together(by: Callable[..., Run], monkeyp
     assert estimates == [(6 * 6 * (3.0 + 1.0) / 2, 12)]  # six samples of six tokens each, by two workers
 
 
+@thorough
 def test_a_question_stays_with_one_worker(by: Callable[..., Run]) -> None:
     asked: list[str] = []
     shared = by(
@@ -145,6 +148,7 @@ def test_a_question_stays_with_one_worker(by: Callable[..., Run]) -> None:
     assert len(asked) == len(set(asked)) == 4 == len({row.question_id for row in shared.rows})
 
 
+@thorough
 def test_a_lost_worker_is_replaced_and_its_question_made_again(by: Callable[..., Run], alone: Run) -> None:
     losses = iter([True, False, True])
     ray = FakeRay(lambda name, *given: name == "make" and next(losses, False))
@@ -155,6 +159,7 @@ def test_a_lost_worker_is_replaced_and_its_question_made_again(by: Callable[...,
     assert lost and lost[0] == "a worker was lost at question lab-writing-0000, which is run again"
 
 
+@thorough
 def test_a_question_that_costs_too_many_workers_ends_the_run_which_goes_on_later(
     by: Callable[..., Run], alone: Run, tmp_path: Path
 ) -> None:
@@ -174,6 +179,7 @@ def test_a_question_that_costs_too_many_workers_ends_the_run_which_goes_on_later
     assert {row.key for row in begun.rows} <= {row.key for row in again.rows}
 
 
+@thorough
 def test_resuming_makes_what_is_missing_of_a_question_and_nothing_else(by: Callable[..., Run], tmp_path: Path) -> None:
     whole = by(FakeRay(), "run")
     for name in ("samples.jsonl", "output_match.jsonl"):
@@ -205,6 +211,7 @@ def test_a_sample_is_committed_behind_its_side_lines_and_before_its_verdict(by: 
     assert calls == ["append_optional", "append", "append_output_match", "keep_warning"]
 
 
+@thorough
 def test_all_repeats_of_a_question_are_made_by_one_worker(by: Callable[..., Run], tmp_path: Path) -> None:
     """Also where a sample of the first round is missing and later rounds are there: these are compared with it."""
     goal = StoppingRule(0.011, max_repeats=2)

@@ -27,7 +27,7 @@ from specbench_ss.suites import code_execution, sandbox
 from specbench_ss.suites.code_execution import CodeQuestion, called_names, program
 from specbench_ss.suites.sandbox import Outcome, run_program
 from specbench_ss.suites.task_suites import MBPP, HumanEval
-from tests.tiny import few
+from tests.tiny import few, thorough
 
 SHARED = Path(os.environ.get("SSBENCH_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "data"
 HUMANEVAL = SHARED / "humaneval" / "HumanEval.jsonl.gz"
@@ -145,6 +145,7 @@ def test_only_the_programs_own_folder_can_be_written(write: str, tmp_path: Path)
     assert run_program([write.format("inside")]).passed or "symlink" in write
 
 
+@thorough
 def test_files_of_others_are_kept(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("text")
     for change in ("remove", "unlink", "truncate", "chmod", "rename"):
@@ -434,6 +435,7 @@ def test_servers_are_scored_with_the_option_alone(run_code: bool, data: Path, tm
     assert plan.suite.score(plan.data.questions[0], 0, BODY) == (1 if run_code else None)
 
 
+@thorough
 def test_garbage_of_a_model_is_no_missing_quality(data: Path, tmp_path: Path) -> None:
     made = measured(data, tmp_path / "run", run_code=True)
     assert [row.quality for row in made.run.rows] == [0.0] * len(made.run.rows)

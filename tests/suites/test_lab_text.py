@@ -22,7 +22,7 @@ from lab.text import GENERATORS
 from specbench_ss.suites.base import LAB_QUESTIONS, question_of, questions_of
 from specbench_ss.suites.scorers import METRICS, score
 from specbench_ss.training.data import lab_conversations
-from tests.tiny import THOROUGH, few
+from tests.tiny import THOROUGH, few, thorough
 
 EVERY = (*text.SPECBENCH_CATEGORIES, *text.APP_CATEGORIES)
 # sha256 of the first 60 training and 60 evaluation examples: the shipped weights learnt this text, and runs are
@@ -70,12 +70,14 @@ def test_the_package_does_not_import_the_lab() -> None:
     assert not [file for file in files if re.search(r"^\s*(from|import) lab\b", file.read_text(), re.MULTILINE)]
 
 
+@thorough
 @pytest.mark.parametrize("split", ["eval", "calibration"])
 def test_frozen_questions_are_those_of_the_generators(split: str) -> None:
     """After a change of the generators: `python -m lab freeze`."""
     assert list(questions_of(LAB_QUESTIONS / f"questions-{split}.jsonl.xz", question_of)) == frozen(split)
 
 
+@thorough
 def test_conversations_of_the_other_process_are_those_of_the_generators() -> None:
     made = [example.messages for example in islice(text.conversations("train", 3), 40)]
     assert [*islice(lab_conversations("train", 3), 40)] == made
@@ -83,6 +85,7 @@ def test_conversations_of_the_other_process_are_those_of_the_generators() -> Non
     assert not subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode
 
 
+@thorough
 def test_frozen_questions_have_one_prompt_each_and_full_marks_for_the_first_reference() -> None:
     questions = [question for split in ("eval", "calibration") for question in frozen(split)]
     assert len({question.turns[0] for question in questions}) == len(questions) == 2 * (8 * 10 + 8 * 80)

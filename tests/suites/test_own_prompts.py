@@ -20,6 +20,7 @@ from specbench_ss.models.resolve import LAB
 from specbench_ss.prompt_files import read_rows
 from specbench_ss.runs.run_dir import read_run
 from specbench_ss.suite import Message, SuiteData, SuiteRequest
+from tests.tiny import thorough
 
 SYSTEM, ASKED, STATED, AGAIN = (
     {"role": "system", "content": "Answer in French."},
@@ -144,6 +145,7 @@ def test_a_template_without_a_system_role_is_one_line(template: str, words: str,
 # -- where else a question is read --------------------------------------------------------------------------------
 
 
+@thorough
 def test_a_run_directory_keeps_the_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path / "own.jsonl", {"id": "a", "messages": [*SHOTS, ANSWER]})
     asked = ["run", "--methods", "ar", "--suite", f"jsonl:{file}", "--out", str(tmp_path / "run"), "--warmup", "0"]

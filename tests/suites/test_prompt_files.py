@@ -26,7 +26,7 @@ from specbench_ss.runs.run_dir import read_run
 from specbench_ss.suite import Message, Question, SuiteData, SuiteRequest
 from specbench_ss.suites.chat_suites import MASKED
 from tests.cli import failing
-from tests.tiny import few
+from tests.tiny import few, thorough
 
 PUBLIC = Path(os.environ.get("SSBENCH_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "data"
 
@@ -134,6 +134,7 @@ def test_csv_with_named_columns(tmp_path: Path) -> None:
         load(tmp_path / "p.csv")
 
 
+@thorough
 def test_columns_of_any_name_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "p.csv").write_text("ask,expected,note\nHi?,Yes.,x\n")
     words = f"run --methods ar --suite jsonl:{tmp_path}/p.csv --max-new-tokens 2 --warmup 0".split()
@@ -246,6 +247,7 @@ def test_a_tenth_of_the_rows_and_always_one() -> None:
             used(bad, total)
 
 
+@thorough
 def test_a_prompt_beyond_the_context_is_left_out_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = lines(tmp_path / "p.jsonl", {"prompt": "Hello."}, {"prompt": "lorem ipsum " * 3000}, {"prompt": "A river?"})
     asked = ["run", "--methods", "ar", "--suite", f"jsonl:{path}", "--out", str(tmp_path / "run"), "--warmup", "0"]
@@ -309,6 +311,7 @@ def test_a_single_row_with_a_list_of_objects_is_one_question(tmp_path: Path) -> 
     assert question.turns == ("Hi?",)
 
 
+@thorough
 def test_a_run_with_tool_messages_is_read_again(tmp_path: Path) -> None:
     messages = [AGENT[1], text("tool", "7") | {"name": "w"}, AGENT[4]]
     path = lines(tmp_path / "p.jsonl", {"messages": messages, "tools": [TOOL]})

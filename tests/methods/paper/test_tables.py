@@ -34,7 +34,7 @@ from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.records import Run
 from tests.fabricated import STEP_S
 from tests.methods.paper.shared import DEFAULT, bench, measuring
-from tests.tiny import few
+from tests.tiny import few, thorough
 
 TASKS = ("sql", "dialogue_summary", "meaning_representation")
 TUNED = "ss-shared-ar[weights=next-token]"
@@ -230,6 +230,7 @@ def test_every_printed_number_has_a_grid(table: type[RunTable]) -> None:
     assert set(table().printed[0]) - keys == set(table().metrics)
 
 
+@thorough
 def test_every_table_can_be_asked_for_it() -> None:
     tables = [kind for kind in registry.load_all(registry.EXPERIMENTS).values() if "published" in kind.uses]
     assert len(tables) == 8

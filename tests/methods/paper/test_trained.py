@@ -306,6 +306,7 @@ def test_an_answer_is_right_only_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> 
     assert found.right == pytest.approx(17 / 18)
 
 
+@thorough
 def test_figure_4_trains_every_gamma_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "PEEKING_BUDGET", SHORT)
     monkeypatch.setattr(figures, "lab_text", answers)

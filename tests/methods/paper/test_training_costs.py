@@ -53,6 +53,7 @@ def trainer(kind: type[DrafterLoop], folder: Path) -> Any:
     return kind(target, made, text(), BUDGET, folder, DistributedContext(target.device, exact=True))
 
 
+@thorough
 def test_metered_steps_are_those_of_the_common_loop(tmp_path: Path) -> None:
     plain, metered = trainer(DrafterLoop, tmp_path / "a"), trainer(MeteredTrainer, tmp_path / "b")
     (found,) = measure([metered], 4, bench(tmp_path))
@@ -206,6 +207,7 @@ def test_the_base_is_counted_for_those_who_need_it(monkeypatch: pytest.MonkeyPat
     assert [claim.found != "" for claim in AppendixJ().claims(result)] == [True, True]
 
 
+@thorough
 def test_flops_of_heads_are_their_products_forwards_and_backwards(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ from specbench_ss.training import self_distill as own_module
 from specbench_ss.training.data import TrainingText, load_rows
 from specbench_ss.training.self_distill import GenerationOptions, ResponseCache, answer_batch
 from tests.methods.train.test_data import documents, write
-from tests.tiny import SOME, WHOLE, few, tiny_model
+from tests.tiny import SOME, WHOLE, few, thorough, tiny_model
 
 ASKED = [
     ["What is the capital of France?", "And of Spain?"],
@@ -64,6 +64,7 @@ def alone(turns: list[str]) -> list[int]:
     return ids
 
 
+@thorough
 def test_greedy_answers_are_what_decoding_states(tmp_path: Path) -> None:
     rows = load(tmp_path, ResponseCache(lab(), LIMIT, batch=2)).train
     assert sorted(ids for ids, _ in documents(rows)) == sorted(tuple(alone(turns)) for turns in ASKED)
@@ -129,6 +130,7 @@ def test_cut_off_it_goes_on_with_the_next_whole_batch(
     assert not list((tmp_path / "cut" / "cache").glob("*.work"))
 
 
+@thorough
 def test_temperature_and_seed_make_other_answers(tmp_path: Path) -> None:
     hot = ResponseCache(lab(), LIMIT, temperature=2.0)
     one, two = (load(tmp_path, hot, seed=seed).train for seed in (0, 1))

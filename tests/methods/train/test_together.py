@@ -12,7 +12,7 @@ from specbench_ss.cli.main import main
 from specbench_ss.storage import locked
 from specbench_ss.training.loop import Budget, DrafterLoop
 from tests.methods.train.tokenizers_made import made_tokenizer
-from tests.tiny import tiny_model
+from tests.tiny import thorough, tiny_model
 
 COMMON = ["--length", "96", "--batch-size", "2", "--anchors", "16", "--eval-fraction", "0.2", "--device", "cpu"]
 DRAFTERS = "medusa[heads=2,own_unembed=off],ss[gamma=2,n_msa_layers=2,lr=0.02],medusa[heads=3]"
@@ -39,6 +39,7 @@ def together(out: Path, given: list[str], drafters: str = DRAFTERS, steps: int =
     return ["train", "together", "--drafters", drafters, "--out", str(out), "--steps", str(steps), *given]
 
 
+@thorough
 def test_each_learns_what_it_would_alone(tmp_path: Path, given: list[str]) -> None:
     assert main(together(tmp_path / "out", given)) == 0
     assert json.loads((tmp_path / "out" / "together.json").read_text()) == dict(
@@ -66,6 +67,7 @@ def test_what_was_trained_together_decodes(tmp_path: Path, given: list[str]) -> 
     assert main([*run, "--max-new-tokens", "8", "--warmup", "0", "--out", str(tmp_path / "run")]) == 0
 
 
+@thorough
 def test_it_goes_on_where_it_was_cut_off(tmp_path: Path, given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(together(tmp_path / "whole", given)) == 0
     step = DrafterLoop.advance
@@ -111,6 +113,7 @@ def test_without_a_cooldown_it_falls_along_a_cosine() -> None:
     assert rates == pytest.approx([1, 0.853553, 0.5, 0.146447], rel=1e-5)
 
 
+@thorough
 def test_a_finished_training_is_made_longer(tmp_path: Path, given: list[str]) -> None:
     assert main(cooled(tmp_path / "whole", given, 6)) == 0
     for steps in (3, 6):
@@ -119,6 +122,7 @@ def test_a_finished_training_is_made_longer(tmp_path: Path, given: list[str]) ->
     assert "to 0 in a line from step 3 on |" in (tmp_path / "longer" / FOLDERS[0] / "README.md").read_text()
 
 
+@thorough
 def test_one_that_is_cut_off_while_it_cools_is_made_longer_or_ended(
     tmp_path: Path, given: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +143,7 @@ def test_one_that_is_cut_off_while_it_cools_is_made_longer_or_ended(
         assert learnt(tmp_path / f"cut {steps}") == learnt(tmp_path / f"whole {steps}")
 
 
+@thorough
 def test_it_cannot_be_made_shorter_than_it_was_at_its_peak(
     tmp_path: Path, given: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,6 +161,7 @@ def test_it_cannot_be_made_shorter_than_it_was_at_its_peak(
         assert stated.endswith(words) and stated.count("\n") == 1
 
 
+@thorough
 def test_lengths_whose_cooldown_begins_at_the_same_step_are_reported_apart(
     tmp_path: Path, given: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

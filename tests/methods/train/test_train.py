@@ -34,7 +34,7 @@ from specbench_ss.training.loop import DrafterLoop, estimated_tau
 from specbench_ss.training.model_card import _results
 from tests.cli import failing
 from tests.methods.train.tokenizers_made import made_tokenizer
-from tests.tiny import SOME, THOROUGH, WITHOUT_WINDOW, few, tiny_model
+from tests.tiny import SOME, THOROUGH, WITHOUT_WINDOW, few, thorough, tiny_model
 
 QUESTIONS = [f"What is the sum of {i} and {j}?" for i in range(3) for j in range(9)]
 
@@ -98,6 +98,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "training.jsonl").read_text().splitlines()]
 
 
+@thorough
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
 def test_where_streams_stand_is_kept_with_them(mode: str, models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
     """In the folder's config.json."""
@@ -160,6 +161,7 @@ def test_bfloat16_and_recomputation(kind: str, models: dict[str, Path], chats: P
         assert config["base_dtype"] == "torch.bfloat16"
 
 
+@thorough
 def test_recomputation_changes_no_weight(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
     for mode in ("lossless", "shared"):
         made = []
@@ -217,6 +219,7 @@ def test_a_drafter_over_features_decodes(trainer: str, models: dict[str, Path], 
     assert answer(eagle) == answer(Eagle2.load(target, DynamicOptions(weights=str(out)))) == reference
 
 
+@thorough
 @pytest.mark.parametrize("way", ["--from-scratch", "--distill"])
 def test_a_draft_is_a_model_of_the_same_tokens(way: str, models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -378,6 +381,7 @@ def test_text_of_no_use_is_one_line(
     assert "sliding window" in failing(arguments("ss", models["mistral-window"], chats, out, *window), capsys)
 
 
+@thorough
 def test_another_training_in_the_folder_is_kept(
     models: dict[str, Path], chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

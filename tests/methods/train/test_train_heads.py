@@ -14,7 +14,7 @@ from specbench_ss.methods.medusa.decode import Medusa, Medusa2, Medusa2AROptions
 from specbench_ss.models.load import load_target
 from tests.methods.train import test_train
 from tests.methods.train.test_train import answer, arguments, lines
-from tests.tiny import few
+from tests.tiny import few, thorough
 
 _cache, chats, models = test_train._cache, test_train.chats, test_train.models  # its fixtures
 
@@ -58,6 +58,7 @@ def test_a_jointly_trained_model_decodes_as_itself(
     assert answer(decoder) == answer(own)
 
 
+@thorough
 def test_heads_that_there_are_can_be_measured(
     models: dict[str, Path], chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
