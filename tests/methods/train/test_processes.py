@@ -35,6 +35,7 @@ from specbench_ss.methods.space.train import MaskOptions, SPACETrainer
 from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.train import SharedTrainer, StreamsTrainer
 from specbench_ss.methods.uno.train import UNOTrainer, UNOTraining
+from specbench_ss.storage import cache_folder
 from specbench_ss.training import losses
 from specbench_ss.training.batch import Batch, base_states
 from specbench_ss.training.data import TrainingRows
@@ -147,6 +148,8 @@ COMMANDS = {
 @thorough
 @pytest.mark.slow
 def test_two_processes_learn_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "native").symlink_to(cache_folder() / "native")  # else both compile the kernels
     monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "cache"))
     tokenizer = made_tokenizer("gpt", "chatml")
     tiny_model("llama", vocab=len(tokenizer)).save_pretrained(tmp_path / "model")
