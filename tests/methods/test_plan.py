@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -16,6 +16,8 @@ from specbench_ss import load_run
 from specbench_ss.cli.main import main
 from specbench_ss.engine import batch_runner
 from specbench_ss.engine.target import Target
+from specbench_ss.errors import UserError
+from specbench_ss.methods._plan import against
 from specbench_ss.methods._plan.against import PredictedRun, Prediction
 from specbench_ss.methods._plan.step_cost import (
     EAGLE,
@@ -135,23 +137,8 @@ def lab_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small run on the lab of methods with constant, varying and unknown kinds of drafts."""
     out = tmp_path_factory.mktemp("plan") / "run"
     words = "--model lab --device cpu --dtype float32 --suite specbench --tasks qa --limit 2 --max-new-tokens 24"
-    assert (
-        main(
-            [
-                "run",
-                *words.split(),
-                "--methods",
-                "pld,medusa,lookahead",
-                "--warmup",
-                "0",
-                "--batch-size",
-                "2",
-                "--out",
-                str(out),
-            ]
-        )
-        == 0
-    )
+    words += " --methods pld,medusa,lookahead --warmup 0 --batch-size 2"
+    assert main(["run", *words.split(), "--out", str(out)]) == 0
     return out
 
 
@@ -189,10 +176,28 @@ def test_predictions_are_of_the_runs_methods(lab_run: Path, capsys: pytest.Captu
     assert "while decoding, without prefill" in text and "no kind of drafter stands for: lookahead" in text
 
 
+@thorough
+def test_an_untrained_drafter_that_fails_leaves_the_prediction(
+    lab_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: Any) -> NoReturn:
+        raise UserError("no room")
+
+    monkeypatch.setattr(against, "untrained", fails)
+    capsys.readouterr()
+    assert main(["plan", "--against", str(lab_run), "--steps", "1", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    medusa = [row for row in made["rows"] if row["method"] == "medusa"]
+    assert [(row["batch_size"], row["kind_predicted"]) for row in medusa] == [(1, None), (2, None)]
+    assert all(row["predicted"] for row in medusa)
+    assert made["left_out"]["medusa by an untrained drafter"] == "no room"
+
+
 def test_reversed_pairs_of_a_batch_size_are_named_with_ar_among_them() -> None:
     def pairs(*methods: tuple[str, int, float, float]) -> list[tuple[bool, str]]:
         made = [Prediction(name, batch, tau, 4.0, measured, 1.0, None, None) for name, batch, tau, measured in methods]
-        return [(right, text.partition(" (")[0]) for right, text in PredictedRun(Path(), 8, made, {}, []).pairs()]
+        found = PredictedRun(Path(), 8, made, {}, [], [], []).pairs()
+        return [(right, text.partition(" (")[0]) for right, text in found]
 
     assert pairs(("a", 1, 1.3, 1.2), ("b", 1, 1.1, 1.05)) == [(True, "ar and a"), (True, "ar and b"), (True, "a and b")]
     assert pairs(("a", 1, 1.3, 0.9), ("b", 1, 1.1, 1.05)) == [
