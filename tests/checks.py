@@ -46,7 +46,7 @@ def checks(turn: int, thorough: bool = THOROUGH) -> tuple[Check, ...]:
     where they else end earlier in three of four turns.
 
     A shape is tried by one of the two statistical checks with one kind of sampling; if thorough, the first shape by
-    both, with half of the kinds each where it accepts by a rule of its own or draws its candidates. The choice differs
+    both, with a third of the kinds each where it accepts by a rule of its own or draws its candidates. The choice differs
     from shape to shape and from turn to turn. Other shapes whose candidates are not drawn, accepted by the core's rule,
     are as exact as this rule and the logits are, which other tests look at: they are left out.
     """
@@ -109,7 +109,7 @@ def _thinned(check: Check, turn: int, thorough: bool) -> Check:
             else:
                 sampled.append(case)
         if in_full and own and len(sampled) > 2:  # on the model of seven words
-            yield from sampled[which % 2 :: 2]
+            yield from sampled[which % 3 :: 3]
         else:
             yield from sampled[which % max(1, len(sampled)) :][:1]
 
