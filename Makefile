@@ -16,7 +16,7 @@ run: $(VENV)/.installed
 	$(BIN)/ssbench run --methods ss,medusa --suite specbench $(ARGS)
 
 test: $(VENV)/.installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 docs-check: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 tests/test_docs.py tests/test_words.py $(ARGS)
