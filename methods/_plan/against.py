@@ -23,7 +23,6 @@ from specbench_ss.engine.engines import EAGER
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, plugin_code
-from specbench_ss.methods._plan.command import print_noise
 from specbench_ss.methods._plan.step_cost import (
     KIND_OF,
     LEAST_CONTEXT,
@@ -92,7 +91,7 @@ class PredictedRun:
     """Predictions after `context` tokens.
 
     left_out: reasons, by what could not be predicted. without_kind: methods that no untrained kind of drafter stands
-    for. ar_rows: time of a step of `ar` in each measurement, as `noisy` takes it. changed: conditions that differ now.
+    for. ar_rows: time of a step of `ar` in each measurement, as `print_noise` takes it. changed: what differs now.
     """
 
     path: Path
@@ -319,7 +318,6 @@ def print_predictions(made: PredictedRun) -> None:
         n_right = len(pairs) - len(wrong)
         print(f"order of these speedups, and of ar: {n_right} of {len(pairs)} pairs are as measured")
         print(*(f"reversed: {text}\n" for text in wrong), sep="", end="")
-    print_noise(made.ar_rows)
     if made.without_kind:
         print(f"no kind of drafter stands for: {', '.join(made.without_kind)}")
     for label, why in made.left_out.items():

@@ -129,6 +129,7 @@ def _against(path: Path, steps: int, trust_remote_code: bool, as_json: bool) -> 
         print_json(made.as_dict())
     else:
         print_predictions(made)
+        print_noise(made.ar_rows)
 
 
 def _numbers(text: str, option: str, least: int, most: int | None = None) -> list[int]:
