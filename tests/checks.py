@@ -46,9 +46,9 @@ def checks(turn: int, thorough: bool = THOROUGH) -> tuple[Check, ...]:
     where they else end earlier in three of four turns.
 
     A shape is tried by one of the two statistical checks with one kind of sampling; if thorough, the first shape by
-    both, with a third of the kinds each where it accepts by a rule of its own or draws its candidates. The choice differs
-    from shape to shape and from turn to turn. Other shapes whose candidates are not drawn, accepted by the core's rule,
-    are as exact as this rule and the logits are, which other tests look at: they are left out.
+    both, with a third of the kinds each where it accepts by a rule of its own or draws its candidates. The choice
+    differs from shape to shape and from turn to turn. Other shapes whose candidates are not drawn, accepted by the
+    core's rule, are as exact as this rule and the logits are, which other tests look at: they are left out.
     """
     return tuple((_thinned if check.name in STATISTICAL else _fewer)(check, turn, thorough) for check in CHECKS)
 
